@@ -49,16 +49,16 @@ def carries_openai(engine: Any) -> bool:
     return bool(getattr(engine, "carries_openai", False))
 
 
-def joined(run: Any, terms: RequestContext | None = None) -> AbstractContextManager[None]:
-    """Return a context whose calls belong to `run`, or to no query and are made under `terms`; None changes nothing."""
-    if terms is not None:
-        return _joined(run, terms)
+def joined(run: Any, request_context: RequestContext | None = None) -> AbstractContextManager[None]:
+    """Return a context whose calls belong to `run`, or to no query and have `request_context`; None changes nothing."""
+    if request_context is not None:
+        return _joined(run, request_context)
     return nullcontext() if run is None else during(current_run, run)
 
 
 @contextmanager
-def _joined(run: Any, terms: RequestContext) -> Iterator[None]:
-    with during(current_run, run), during(current_request_context, terms):
+def _joined(run: Any, request_context: RequestContext) -> Iterator[None]:
+    with during(current_run, run), during(current_request_context, request_context):
         yield
 
 
@@ -84,14 +84,14 @@ async def aitems_inside(context: Context, items: AsyncIterator[T]) -> AsyncGener
             yield item
 
 
-def streamed_in(run: Any, terms: RequestContext | None, items: Iterator[T]) -> Generator[T, None, None]:
-    """Return the items, each made inside `joined(run, terms)`."""
-    return items_inside(partial(joined, run, terms), items)
+def streamed_in(run: Any, request_context: RequestContext | None, items: Iterator[T]) -> Generator[T, None, None]:
+    """Return the items, each made inside `joined(run, request_context)`."""
+    return items_inside(partial(joined, run, request_context), items)
 
 
-def astreamed_in(run: Any, terms: RequestContext | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+def astreamed_in(run: Any, request_context: RequestContext | None, items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """Return the items as `streamed_in` does, in a loop."""
-    return aitems_inside(partial(joined, run, terms), items)
+    return aitems_inside(partial(joined, run, request_context), items)
 
 
 @contextmanager
@@ -123,8 +123,8 @@ hide_from_stack_levels(globals())
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedTerms:
-    """The terms that a caller requests; None for a term that it does not mention."""
+class RequestedContext:
+    """The request context that a caller asks for; None for a value that it does not mention."""
 
     tenant: str | None = None
     deadline_s: float | None = None
@@ -132,8 +132,8 @@ class RequestedTerms:
     weight: float | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, tenant: str, deadline_s: str, weight: str) -> RequestedTerms:
-        """Read the terms under these keys. A tenant of None is the one without a name; other Nones are not mentioned.
+    def of(cls, values: Mapping[str, Any], *, tenant: str, deadline_s: str, weight: str) -> RequestedContext:
+        """Read the values under these keys. A tenant of None is the one without a name; other Nones are not mentioned.
 
         Raises `RegistrationError` for what is no number.
         """
@@ -142,8 +142,8 @@ class RequestedTerms:
         seconds = _number(deadline_s, values.get(deadline_s), positive=False)
         return cls(tenant_name, seconds, _number(weight, values.get(weight), positive=True))
 
-    def terms(self, base: RequestContext, now: float) -> RequestContext:
-        """Return `base` with the requested terms; of two deadlines the earlier."""
+    def applied_to(self, base: RequestContext, now: float) -> RequestContext:
+        """Return `base` with the requested values; of two deadlines the earlier."""
         deadline = None if self.deadline_s is None else now + self.deadline_s
         ends = [at for at in (deadline, base.deadline) if at is not None]
         return replace(
@@ -155,70 +155,76 @@ class RequestedTerms:
 
     def fits(self, base: RequestContext, now: float) -> bool:
         """Return True if work under `base` meets the request: the same tenant and weight, and no earlier deadline."""
-        return self.terms(base, now) == base
+        return self.applied_to(base, now) == base
 
 
-NOTHING_REQUESTED = RequestedTerms()
+NOTHING_REQUESTED = RequestedContext()
 
 
 class CallContext(NamedTuple):
-    """The query or the terms that a call belongs to."""
+    """The query that a call belongs to, or its request context."""
 
     run: Any
     """The live query that it joins; None for none."""
-    terms: RequestContext | None
-    """The terms of a call without a query; None for the ambient ones."""
+    request_context: RequestContext | None
+    """The context of a call without a query; None for the ambient one."""
 
 
-def context_of(requested: RequestedTerms, runs: Iterable[Any], pool: Any) -> CallContext:
-    """Return the context of a call into `pool` with these terms, made within `runs` (innermost first)."""
+def context_of(requested: RequestedContext, runs: Iterable[Any], pool: Any) -> CallContext:
+    """Return the context of a call into `pool` that asks for these values, made within `runs` (innermost first)."""
     runs = list(runs)
     if not runs and requested == NOTHING_REQUESTED:
         return CallContext(None, None)
     now = pool.runtime.time()
     for run in runs:
-        if not run.closed and run.runtime is pool.runtime and requested.fits(run.query.terms, now):
+        if not run.closed and run.runtime is pool.runtime and requested.fits(run.query.request_context, now):
             return CallContext(run, None)
     if runs and runs[0].closed:  # work that outlives its query keeps the tenant, and has no deadline any more
         requested = replace(requested, deadline_s=None)
-    return CallContext(None, requested.terms(outer_terms(runs), now))
+    return CallContext(None, requested.applied_to(outer_context(runs), now))
 
 
-def outer_terms(runs: Iterable[Any]) -> RequestContext:
-    """Return the terms of a call that requests none itself."""
+def outer_context(runs: Iterable[Any]) -> RequestContext:
+    """Return the request context of a call that asks for nothing itself."""
     run = next(iter(runs), None)
     if run is None:
         return current_request_context.get() or RequestContext()
-    terms: RequestContext = run.query.terms
-    return replace(terms, deadline=None) if run.closed else terms
+    request_context: RequestContext = run.query.request_context
+    return replace(request_context, deadline=None) if run.closed else request_context
 
 
 NO_APP = "default"
 
 
-def with_app(terms: RequestContext, app: str) -> RequestContext:
-    """Return the terms with the name of the accelerated object; without one they keep that of the object around it."""
-    return terms if app == NO_APP else replace(terms, app=app)
+def with_app(request_context: RequestContext, app: str) -> RequestContext:
+    """Return the context with the name of the accelerated object; without one it keeps that of the object around it."""
+    return request_context if app == NO_APP else replace(request_context, app=app)
 
 
-def new_query(requested: RequestedTerms, runs: Iterable[Any], app: str, input: Any, now: float) -> Query:
+def new_query(requested: RequestedContext, runs: Iterable[Any], app: str, input: Any, now: float) -> Query:
     """Create a query that begins now, within `runs` (innermost first)."""
-    terms = with_app(requested.terms(outer_terms(runs), now), app)
-    return Query({"input": input}, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
+    request_context = with_app(requested.applied_to(outer_context(runs), now), app)
+    return Query(
+        {"input": input},
+        app=request_context.app,
+        tenant=request_context.tenant,
+        deadline=request_context.deadline,
+        weight=request_context.weight,
+    )
 
 
 def unplanned(
-    requested: RequestedTerms, runs: Sequence[Any], app: str, clock: Callable[[], float]
+    requested: RequestedContext, runs: Sequence[Any], app: str, clock: Callable[[], float]
 ) -> tuple[RequestContext | None, Any]:
-    """Return the terms and the `Deadline` of a call without a query of its own; None twice in a live one that fits."""
+    """Return the context and the `Deadline` of a call without its own query; None twice in a live one that fits."""
     if requested is NOTHING_REQUESTED and app == NO_APP and not runs and current_request_context.get() is None:
         return None, None
-    terms = requested.terms(outer_terms(runs), clock())
-    if runs and not runs[0].closed and terms == runs[0].query.terms:
+    request_context = requested.applied_to(outer_context(runs), clock())
+    if runs and not runs[0].closed and request_context == runs[0].query.request_context:
         return None, None
-    terms = with_app(terms, app)
-    deadline = None if terms.deadline is None else Deadline(terms.deadline, clock)
-    return (terms if runs or terms != RequestContext() else None), deadline
+    request_context = with_app(request_context, app)
+    deadline = None if request_context.deadline is None else Deadline(request_context.deadline, clock)
+    return (request_context if runs or request_context != RequestContext() else None), deadline
 
 
 def _number(key: str, value: Any, *, positive: bool) -> float | None:

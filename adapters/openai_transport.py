@@ -171,7 +171,7 @@ class _Transport:
                 return None
             generation, body = generation_and_body
             raise_captured(generation)
-            run = current_run.get()  # the adapters see to it that it is set, or the terms
+            run = current_run.get()  # the adapters set it, or the request context
             stream = bool(body.get("stream"))
             handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [generation], stream=stream, run=run)
         except Exception as error:

@@ -1,9 +1,9 @@
-"""Orchestration as a share of latency, per application; and what it costs as queries, instances and graphs grow.
+"""Orchestration as a share of latency, per application; and what it costs as queries, replicas and graphs grow.
 
 Shares: the five applications as workflows, one query at a time, in this process and on a shared pool on Ray: by the
 clock, on engines that sleep as RTX 3090s take, and on engines a thousand times as fast, where what is left is what is
 done one after the other around them (`benchmarks.apps.shares`). Costs: planning by the primitives of a graph, a
-decision of an engine's scheduler by queries that wait and by instances, all of it by queries at once.
+decision of an engine's scheduler by queries that wait and by replicas, all of it by queries at once.
 
     python -m benchmarks.overheads --json
 """
@@ -35,9 +35,9 @@ from teola_plugin.scheduling.engine_queue import Enqueue, PrefillEnded, QueuedRe
 
 EXPANSIONS = (1, 4, 16, 64)
 """Further questions of advanced RAG: graphs of tens to hundreds of primitives."""
-AT_ONCE, WAITING, INSTANCES = (1, 4, 16, 64, 256), (1, 10, 100, 1000), (1, 4, 16, 64)
+AT_ONCE, WAITING, REPLICAS = (1, 4, 16, 64, 256), (1, 10, 100, 1000), (1, 4, 16, 64)
 SLOTS = 8
-"""Of each instance, while decisions are timed."""
+"""Of each replica, while decisions are timed."""
 
 
 def planning(repeats: int) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def planning(repeats: int) -> list[dict[str, Any]]:
     return found
 
 
-def decision(waiting: int, instances: int, requests: int) -> float:
+def decision(waiting: int, replicas: int, requests: int) -> float:
     """Microseconds of processor time for a request's way through an engine's scheduler (queued, batched, first token,
     end) while all slots are taken and so many queries wait."""
     profile = EngineProfile(
@@ -69,7 +69,7 @@ def decision(waiting: int, instances: int, requests: int) -> float:
         max_batch=10**9,
         max_requests=SLOTS,
     )
-    scheduler = EngineScheduler(profile, tuple(f"i{n}" for n in range(instances)))
+    scheduler = EngineScheduler(profile, tuple(f"i{n}" for n in range(replicas)))
     running: list[str] = []
     numbers = iter(range(10**9))
 
@@ -81,7 +81,7 @@ def decision(waiting: int, instances: int, requests: int) -> float:
     def take(orders: list[Any]) -> None:
         running.extend(name for order in orders for name in getattr(order, "requests", ()))
 
-    for _ in range(waiting + SLOTS * instances):
+    for _ in range(waiting + SLOTS * replicas):
         ask(0.0)
     begun = time.process_time()
     for number in range(requests):
@@ -93,14 +93,14 @@ def decision(waiting: int, instances: int, requests: int) -> float:
 
 
 def decisions(options: argparse.Namespace) -> list[dict[str, Any]]:
-    cases = [(waiting, 4) for waiting in WAITING] + [(100, instances) for instances in INSTANCES]
+    cases = [(waiting, 4) for waiting in WAITING] + [(100, replicas) for replicas in REPLICAS]
     return [
         {
             "waiting": waiting,
-            "instances": instances,
-            "us": summary([decision(waiting, instances, options.requests) for _ in range(5)], digits=2),
+            "replicas": replicas,
+            "us": summary([decision(waiting, replicas, options.requests) for _ in range(5)], digits=2),
         }
-        for waiting, instances in dict.fromkeys(cases)
+        for waiting, replicas in dict.fromkeys(cases)
     ]
 
 
@@ -186,7 +186,7 @@ def cost_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         for one in result["planning"]
     ]
     decided = [
-        {"what": f"a request, {one['waiting']} wait, {one['instances']} instances", "ms": one["us"]["median"] / 1000}
+        {"what": f"a request, {one['waiting']} wait, {one['replicas']} replicas", "ms": one["us"]["median"] / 1000}
         for one in result["decisions"]
     ]
     return [

@@ -1,6 +1,6 @@
-"""Where requests go when an LLM has several instances: what a decision costs, and what it gains in virtual time.
+"""Where requests go when an LLM has several replicas: what a decision costs, and what it gains in virtual time.
 
-Decisions are timed on 64 instances that hold 5,000 prefixes, with prompts of 8,192 tokens. The gain is simulated
+Decisions are timed on 64 replicas that hold 5,000 prefixes, with prompts of 8,192 tokens. The gain is simulated
 (`placement.machine` says on which machine), on Preble's two workloads without data sets, with others' routers beside.
 
     python -m benchmarks.routing --json
@@ -30,7 +30,7 @@ from teola_plugin.scheduling.engine_queue import Enqueue, PrefillEnded, QueuedRe
 from teola_plugin.scheduling.placement import PlacementRequest
 from teola_plugin.simulation import Cluster, Run, SimulatedEngine, replay
 
-INSTANCES, PREFIXES, TOKENS, SHARED = 64, 5000, 8192, 7168
+REPLICAS, PREFIXES, TOKENS, SHARED = 64, 5000, 8192, 7168
 RUNNING = 1000
 """Requests that run at any time while decisions are timed."""
 NO_LIMIT = profile(10**9, 10**9)
@@ -62,7 +62,7 @@ def decisions(shared: float, count: int, seed: int) -> dict[str, float]:
     for number, one in enumerate(asked):
         at = 1 + number / 1000
         placement.begin_round(at)
-        placed = placement.choose_instance(one, anywhere)
+        placed = placement.choose_replica(one, anywhere)
         assert placed is not None
         placement.record_sent(one, placed)
         running.append(one.id)
@@ -73,14 +73,14 @@ def decisions(shared: float, count: int, seed: int) -> dict[str, float]:
 
 
 def warm(placement: E2, rng: random.Random) -> list[PrefixBlocks]:
-    """5,000 prefixes on 64 instances."""
-    for instance in range(INSTANCES):
-        placement.add_instance(f"i{instance}")
+    """5,000 prefixes on 64 replicas."""
+    for replica in range(REPLICAS):
+        placement.add_replica(f"i{replica}")
     placement.begin_round(0.0)
     known = [tuple(rng.getrandbits(64) for _ in range(SHARED // 16)) for _ in range(PREFIXES)]
     for number, blocks in enumerate(known):
         one = PlacementRequest(f"p{number}", SHARED, blocks)
-        placed = placement.choose_instance(one, anywhere)
+        placed = placement.choose_replica(one, anywhere)
         assert placed is not None
         placement.record_sent(one, placed)
         placement.record_ended(0.0, (one.id,))
@@ -89,7 +89,7 @@ def warm(placement: E2, rng: random.Random) -> list[PrefixBlocks]:
     return known
 
 
-def anywhere(instance: str, units: int) -> bool:
+def anywhere(replica: str, units: int) -> bool:
     return True
 
 
@@ -98,7 +98,7 @@ def scheduled(shared: float, count: int, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     placement = E2(NO_LIMIT, E2Options(capacity=65_536))
     known = warm(placement, rng)
-    scheduler = EngineScheduler(NO_LIMIT, tuple(f"i{i}" for i in range(INSTANCES)), placement=placement)
+    scheduler = EngineScheduler(NO_LIMIT, tuple(f"i{i}" for i in range(REPLICAS)), placement=placement)
     requests = [QueuedRequest(f"r{i}", TOKENS, blocks) for i, blocks in enumerate(prompts(known, shared, count, rng))]
     running: deque[str] = deque()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -154,8 +154,8 @@ class Way:
     make: Callable[[EngineProfile], RequestPlacement]
     profile: EngineProfile = NO_LIMIT
 
-    def cluster(self, instances: int) -> Cluster:
-        return Cluster({"llm": SimulatedEngine("llm", self.profile, instances, placement=self.make)})
+    def cluster(self, replicas: int) -> Cluster:
+        return Cluster({"llm": SimulatedEngine("llm", self.profile, replicas, placement=self.make)})
 
 
 def e2(known: EngineProfile) -> E2:
@@ -176,11 +176,11 @@ def case(workload: Workload, progressed: Callable[[], object], seed: int = 0) ->
     """Latencies in seconds, from arrival to the last token, by each way; and by how many times E2's is shorter."""
     ways = {}
     for way in WAYS:
-        ways[way.name] = latencies(replay(way.cluster(workload.instances), workload.arrivals(seed), progressed))
+        ways[way.name] = latencies(replay(way.cluster(workload.replicas), workload.arrivals(seed), progressed))
     ours = ways["E2"]
     return {
         "workload": workload.name,
-        "instances": workload.instances,
+        "replicas": workload.replicas,
         "rate": workload.rate,
         "requests": workload.requests,
         "ways": ways,
@@ -233,7 +233,7 @@ def main(options: argparse.Namespace) -> dict[str, Any]:
 def rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Mean and 99th percentile by each way."""
     return [
-        {"workload": f"{one['workload']}, {one['rate']:g}/s on {one['instances']}"}
+        {"workload": f"{one['workload']}, {one['rate']:g}/s on {one['replicas']}"}
         | {name: f"{way['mean_s']:.2f} {way['p99_s']:.1f}" for name, way in one["ways"].items()}
         for one in result["cases"]
     ]
@@ -254,7 +254,7 @@ def cost_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     given = arguments(
-        "Routing to several instances: what a decision costs and gains.",
+        "Routing to several replicas: what a decision costs and gains.",
         lambda parser: (
             parser.add_argument("--repeats", type=int, default=5, help="timed runs of each mix of requests"),
             parser.add_argument("--requests", type=int, default=6000, help="requests in a timed run"),
@@ -265,4 +265,4 @@ if __name__ == "__main__":
     )
     outcome = main(given)
     report(outcome, given, "mean and 99th percentile of latency, s, in virtual time", rows(outcome))
-    print_table("decisions, 64 instances, 5,000 prefixes, 8,192 tokens", cost_rows(outcome))
+    print_table("decisions, 64 replicas, 5,000 prefixes, 8,192 tokens", cost_rows(outcome))

@@ -25,7 +25,7 @@ from teola_plugin.simulation import Cluster, Run, arriving, figures, on_the_cloc
 CHUNKS, TOKENS = 64, 60
 RATES = (0.3, 0.9)
 """Queries a second: mostly one at a time, and several."""
-CLUSTER = Cluster.of(rtx3090(), instances={"llm": 2}, output_tokens=TOKENS)
+CLUSTER = Cluster.of(rtx3090(), replicas={"llm": 2}, output_tokens=TOKENS)
 APPS: dict[str, Callable[[apps.Bench, int], Runnable[Any, Any]]] = {
     "advanced RAG": apps.advanced_rag,
     "naive RAG": apps.naive_rag,

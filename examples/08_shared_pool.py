@@ -32,7 +32,7 @@ YAML = """
 name: example
 engines:
   embedder: {kind: fake, options: {seconds: 0.2}}
-  llm: {kind: fake, instances: 2}
+  llm: {kind: fake, replicas: 2}
   store: {kind: fake}
 """
 QUESTIONS = ["What do lambs eat?", "Where do hens sleep?", "Who feeds the pigs?", "When do cows come home?"]

@@ -118,14 +118,14 @@ def _engines(service: Service) -> Iterator[Metric]:
 
 
 def load_of(pool: EnginePool, name: str) -> EngineLoad | None:
-    """Return the load of all instances of an engine; the share of its cache is their mean.
+    """Return the load of all replicas of an engine; the share of its cache is their mean.
 
     None where the engine runs elsewhere and its load cannot be read here.
     """
     loads = []
-    for instance in pool.instances(name):
+    for replica in pool.replicas(name):
         with suppress(Exception):
-            loads.append(instance.load())
+            loads.append(replica.load())
     if not loads:
         return None
     tokens: TokensByApp[str] = TokensByApp()

@@ -14,7 +14,7 @@ from teola_plugin.server.live_queries import LiveQuery
 MAX_TRACES = 1000
 """Number of traces that are kept; fewer if they are large."""
 Batch = tuple[str, str, int]
-"""(engine, instance, number)"""
+"""(engine, replica, number)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SharedBatch:
     """A batch of a query that other queries were part of, too."""
 
     engine: str
-    instance: str
+    replica: str
     batch: int
     """Its number; -1 at an engine with continuous batching."""
     primitives: tuple[str, ...]
@@ -70,12 +70,12 @@ class RecentTraces:
     def shared_batches(self, trace: QueryTrace, continuous: Collection[str] = ()) -> list[SharedBatch]:
         """Return the trace's batches that other queries were part of, in the order in which they began.
 
-        At `continuous` engines, what runs at an instance at the same time is one batch.
+        At `continuous` engines, what runs at a replica at the same time is one batch.
         """
         spans_by_batch: dict[Batch, list[Span]] = {}
         for span in sorted(trace.spans, key=lambda one: one.begin):
             if (batch := batch_of(span)) is not None:
-                key = (span.engine, span.instance, -1) if span.engine in continuous else batch
+                key = (span.engine, span.replica, -1) if span.engine in continuous else batch
                 spans_by_batch.setdefault(key, []).append(span)
         with self._lock:
             other_ids = {b: self._queries_in(trace, b, spans) for b, spans in spans_by_batch.items()}
@@ -86,12 +86,12 @@ class RecentTraces:
         ]
 
     def _queries_in(self, trace: QueryTrace, batch: Batch, spans: Sequence[Span]) -> tuple[str, ...]:
-        engine, instance, number = batch
+        engine, replica, number = batch
         if number >= 0:
             return tuple(id for id in self._batches.get(batch, ()) if id != trace.query_id)
         overlapping = []
         for id, other in self._traces.items():
-            spans_there = (one for one in other.spans if (one.engine, one.instance) == (engine, instance))
+            spans_there = (one for one in other.spans if (one.engine, one.replica) == (engine, replica))
             if id != trace.query_id and any(_overlap(one, span) for one in spans_there for span in spans):
                 overlapping.append(id)
         return tuple(overlapping)
@@ -116,7 +116,7 @@ def _overlap(one: Span, other: Span) -> bool:
 def batch_of(span: Span) -> Batch | None:
     """Return the batch that a span ran in; None if it ran in none, or if that is not known."""
     ran = span.engine and span.batch >= 0 and span.started is not None
-    return (span.engine, span.instance, span.batch) if ran else None
+    return (span.engine, span.replica, span.batch) if ran else None
 
 
 def whole_trace(get: Callable[[str], QueryTrace | None], query: LiveQuery) -> QueryTrace | None:

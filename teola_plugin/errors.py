@@ -8,7 +8,7 @@
     │   └─ PassError                a pass broke the graph (.pass_name)
     ├─ RegistrationError            an unknown engine, pass or option; lists the known names
     │   └─ ConfigError              a pool's settings are wrong; names file, line and remedy
-    ├─ EngineError                  .engine .instance .retryable
+    ├─ EngineError                  .engine .replica .retryable
     │   ├─ EngineUnavailable        the engine is not installed, did not start, or died
     │   ├─ EngineOverloaded         its queue is full; try again later
     │   └─ RequestTooLarge          one request is larger than the engine can ever take
@@ -38,7 +38,7 @@ class TeolaError(Exception):
         return f"{self.message} Next: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> Any:
-        # Keyword-only fields do not survive Exception's own pickling; rebuild from the instance dictionary.
+        # Keyword-only fields do not survive Exception's own pickling; rebuild from the replica dictionary.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -78,11 +78,11 @@ class EngineError(TeolaError):
     same gets this error, and no second request is sent."""
 
     def __init__(
-        self, message: str, *, engine: str = "", instance: str = "", retryable: bool = False, hint: str = ""
+        self, message: str, *, engine: str = "", replica: str = "", retryable: bool = False, hint: str = ""
     ) -> None:
         super().__init__(message, hint=hint)
         self.engine = engine
-        self.instance = instance
+        self.replica = replica
         self.retryable = retryable
 
 

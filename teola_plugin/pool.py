@@ -47,7 +47,7 @@ class EnginePool:
         self, runtime: LocalRuntime, engines: Mapping[str, Sequence[Engine]], passes: Iterable[Pass | str]
     ) -> None:
         self.runtime = runtime
-        self._engines = {name: tuple(instances) for name, instances in engines.items()}
+        self._engines = {name: tuple(replicas) for name, replicas in engines.items()}
         self.passes = resolve_passes(passes)
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self.times_forgotten = 0
@@ -130,9 +130,9 @@ class EnginePool:
 
         `policy`: of all engines, or of each by name. `sink` is told of every query, see `TraceSink`.
         """
-        runtime, instances = prepared(by_name(engines), policy, False, SameLoop())
+        runtime, replicas = prepared(by_name(engines), policy, False, SameLoop())
         runtime.recorder.sink = sink
-        return cls(runtime, instances, passes)
+        return cls(runtime, replicas, passes)
 
     @classmethod
     def connect(
@@ -155,9 +155,9 @@ class EnginePool:
         from teola_plugin.cluster.deployment.records import address_of
 
         engines = find_engines(address_of(pool, address), pool)
-        instances = {name: (engine,) for name, engine in engines.items()}
-        sink = sink_of(tracing, instances)
-        return cls(ClusterRuntime(pool, engines, details=details, sink=sink), instances, passes)
+        replicas = {name: (engine,) for name, engine in engines.items()}
+        sink = sink_of(tracing, replicas)
+        return cls(ClusterRuntime(pool, engines, details=details, sink=sink), replicas, passes)
 
     # ------------------------------------------------------------ life
 
@@ -246,10 +246,10 @@ class EnginePool:
         self._engines = {**self._engines, engine.name: (engine,)}  # others may be reading it
 
     def engine(self, name: str) -> Engine:
-        """The (first) instance of an engine. Raises `RegistrationError`."""
-        return self.instances(name)[0]
+        """The (first) replica of an engine. Raises `RegistrationError`."""
+        return self.replicas(name)[0]
 
-    def instances(self, name: str) -> tuple[Engine, ...]:
+    def replicas(self, name: str) -> tuple[Engine, ...]:
         """Return the replicas of an engine, or their client in a shared pool. Raise RegistrationError if unknown."""
         if name not in self._engines:
             raise unknown_name("engine", name, list(self._engines))
@@ -266,11 +266,11 @@ class EnginePool:
 
     @property
     def profiles(self) -> Mapping[str, EngineProfile]:
-        return {name: instances[0].profile for name, instances in self._engines.items()}
+        return {name: replicas[0].profile for name, replicas in self._engines.items()}
 
     def versions(self) -> dict[str, dict[str, str]]:
         """Return the versions of the software below each engine, by engine name."""
-        return {name: dict(instances[0].versions()) for name, instances in self._engines.items()}
+        return {name: dict(replicas[0].versions()) for name, replicas in self._engines.items()}
 
     def call(
         self,
@@ -282,12 +282,13 @@ class EnginePool:
         speculative: bool = False,
         keep_remote: bool = False,
         run: Any = None,
-        terms: RequestContext | None = None,
+        request_context: RequestContext | None = None,
     ) -> CallHandle:
         """One request per payload on an engine; inside a live query (`run`), work done ahead is claimed.
 
         `speculative`: what is streamed is read as a guess at the result. With `keep_remote`, a shared pool may leave
-        large values where they are made: see `RemoteValue`. `terms` (tenant, app, deadline, weight) are those of a call
+        large values where they are made: see `RemoteValue`. `request_context` (tenant, app, deadline,
+        weight) is that of a call
         that joins no live query.
         """
         return self.runtime.call(
@@ -298,7 +299,7 @@ class EnginePool:
             speculative=speculative,
             keep_remote=keep_remote,
             run=run,
-            terms=terms,
+            request_context=request_context,
         )
 
     def bound(self, obj: Any, engine: str) -> Any:

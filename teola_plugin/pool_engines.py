@@ -1,4 +1,4 @@
-"""The engines of a pool from what the user gives: engines with or without names, several instances, models."""
+"""The engines of a pool from what the user gives: engines with or without names, several replicas, models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Listed = Sequence[Engine] | AbstractSet[Engine] | Iterator[Engine] | ValuesView[Engine]
 """Any iterable but a dict: its type would hide what is in a dict from type checkers."""
 Engines = Mapping[str, Engine | Sequence[Engine]] | _Listed
-"""Engines (or instances of one) by name, or engines alone, which have names of their own."""
+"""Engines (or replicas of one) by name, or engines alone, which have names of their own."""
 
 _METHODS = ("start", "stop", "execute", "cancel")
 """The methods that every engine has. Its properties may be missing before its start."""
@@ -39,18 +39,18 @@ def by_name(engines: Engines) -> dict[str, Engine | Sequence[Engine]]:
         if name in engines_by_name:
             raise RegistrationError(
                 f"two engines are named {name!r}.",
-                hint=f"name one otherwise; for instances of one engine, give {{{name!r}: [one, other]}}",
+                hint=f"name one otherwise; for replicas of one engine, give {{{name!r}: [one, other]}}",
             )
         engines_by_name[name] = engine
     return engines_by_name
 
 
-def instances_of(name: str, engines: Engine | Sequence[Engine]) -> tuple[Engine, ...]:
-    """Return the instances of an engine. Raise `RegistrationError` if there is none."""
-    instances = tuple(engines) if isinstance(engines, Sequence) else (engines,)
-    if not instances:
-        raise RegistrationError(f"engine {name!r} has no instance.", hint="give it at least one, or leave it out")
-    return tuple(_checked(instance, name) for instance in instances)
+def replicas_of(name: str, engines: Engine | Sequence[Engine]) -> tuple[Engine, ...]:
+    """Return the replicas of an engine. Raise `RegistrationError` if there is none."""
+    replicas = tuple(engines) if isinstance(engines, Sequence) else (engines,)
+    if not replicas:
+        raise RegistrationError(f"engine {name!r} has no replica.", hint="give it at least one, or leave it out")
+    return tuple(_checked(replica, name) for replica in replicas)
 
 
 def _checked(obj: object, name: str = "") -> Engine:
@@ -94,13 +94,11 @@ def prepared(
     tracing: str | TracerProvider | None = None,
     max_queued: Mapping[str, int] | None = None,
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
-    """Return the runtime of a local pool, and the instances of its engines by name. Raise `RegistrationError`."""
+    """Return the runtime of a local pool, and the replicas of its engines by name. Raise `RegistrationError`."""
     if not engines_by_name:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
     policies = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
-    engines: dict[str, Sequence[Engine]] = {
-        name: instances_of(name, engine) for name, engine in engines_by_name.items()
-    }
+    engines: dict[str, Sequence[Engine]] = {name: replicas_of(name, engine) for name, engine in engines_by_name.items()}
     sink = sink_of(tracing, engines)
     runtime = LocalRuntime(engines, policy=policies, max_queued=max_queued, loop=loop, details=details, sink=sink)
     return runtime, engines

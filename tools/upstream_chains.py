@@ -67,12 +67,12 @@ class Routing:
         self.mode = mode
         self.test = ""
         self.calls: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        self._terms: dict[str, Any] = {"speculate": "all"} if mode != "default" else {}
+        self._options: dict[str, Any] = {"speculate": "all"} if mode != "default" else {}
         self._pool: Any = None
 
     def start(self) -> None:
         if self.mode == "pool":
-            self._terms["pool"] = self._pool = _every_plan_runs()
+            self._options["pool"] = self._pool = _every_plan_runs()
         if self.mode != "default":
             _every_leaf_ahead()
         _count_and_fail()
@@ -87,7 +87,7 @@ class Routing:
     def _accelerated(self, chain: Any, name: str) -> Any:
         from teola_plugin import accelerate
 
-        return getattr(accelerate(chain, **self._terms), name)
+        return getattr(accelerate(chain, **self._options), name)
 
     def _ended(self, begun: collections.Counter[str]) -> None:
         self.calls[self.test][next((kind for kind in OUTCOMES if begun[kind]), "original")] += 1

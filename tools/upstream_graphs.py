@@ -28,7 +28,7 @@ class Routing:
         self.mode = mode
         self.test = ""
         self.calls: dict[str, Counter[str]] = defaultdict(Counter)
-        self._terms: dict[str, Any] = {}
+        self._options: dict[str, Any] = {}
         self._pool: Any = None
 
     def start(self) -> None:
@@ -36,7 +36,7 @@ class Routing:
 
         if self.mode != "default":
             self._pool = fake_pool()
-            self._terms = {"pool": self._pool, "speculate": "all"}
+            self._options = {"pool": self._pool, "speculate": "all"}
             _adapter("plans").can_start_early = lambda source, graph: True
         if self.mode == "models":
             importlib.import_module("upstream_models").Backed(self._pool, self._note).start()
@@ -59,7 +59,7 @@ class Routing:
         from teola_plugin import accelerate
 
         self._note("graph")
-        return accelerate(graph, **self._terms)
+        return accelerate(graph, **self._options)
 
     def _note(self, kind: str) -> None:
         self.calls[self.test][kind] += 1

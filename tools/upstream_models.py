@@ -85,6 +85,8 @@ class Backed:
         except Exception:
             return []
         self._note("asked")
-        run, terms = call_context(self._pool)
-        ask = functools.partial(self._pool.call, PrimitiveKind.PREFILLING, self._engine, run=run, terms=terms)
+        run, request_context = call_context(self._pool)
+        ask = functools.partial(
+            self._pool.call, PrimitiveKind.PREFILLING, self._engine, run=run, request_context=request_context
+        )
         return [ask([payload]) for payload in payloads]

@@ -60,7 +60,7 @@ class Routing:
         self.mode = mode
         self.calls: dict[str, Counter[str]] = defaultdict(Counter)
         self._test = ""
-        self._terms: dict[str, Any] = {}
+        self._options: dict[str, Any] = {}
         self._pool: Any = None
         self._replacements: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
@@ -79,7 +79,7 @@ class Routing:
         self._part_classes = () if self.mode == "all" else _load_classes(PART_CLASSES)
         if self.mode == "pool":
             self._pool = fake_pool()
-            self._terms = {"pool": self._pool, "speculate": "all"}
+            self._options = {"pool": self._pool, "speculate": "all"}
         setattr(builtins, REPLACE, self.replace)
         pytest.register_assert_rewrite(*HELPER_MODULES)
         rewrite.rewrite_asserts = _rewrite_before(rewrite.rewrite_asserts)
@@ -110,7 +110,7 @@ class Routing:
         self.calls[self.test]["object"] += 1
         token = _is_accelerating.set(True)
         try:
-            return accelerate(value, **self._terms)
+            return accelerate(value, **self._options)
         finally:
             _is_accelerating.reset(token)
 

@@ -217,7 +217,7 @@ _KINDS: tuple[tuple[type, type[AcceleratedRunnable]], ...] = (
 def accelerate_runnable(runnable: Any, options: Options, graphs: Graphs | None = None) -> Any:
     """See `teola_plugin.accelerate`. Returns an instance of a subclass of the original's class.
 
-    An object that is accelerated already is accelerated anew, on these terms. `graphs` accelerates compiled graphs in
+    An accelerated object is accelerated anew, with these options. `graphs` accelerates compiled graphs in
     the chain; without it they are left alone.
     """
     if not isinstance(runnable, Runnable):
@@ -347,8 +347,8 @@ class ChainPlanner:
             if plan is not None and (options.speculate == "all" or plan.prefetches_in_maps):
                 return plans_with_maps
         chain = with_parts(routed, self)
-        terms: Any = {"passes": options.passes, "speculate": options.speculate, "threads": options.threads}
-        sooner = plan_prefetching(chain, options.pool, mapped=self.own_maps, **terms)
+        limits: Any = {"passes": options.passes, "speculate": options.speculate, "threads": options.threads}
+        sooner = plan_prefetching(chain, options.pool, mapped=self.own_maps, **limits)
         return chain, trace(chain), sooner
 
     def __call__(self, node: Node, /) -> Node:

@@ -45,12 +45,12 @@ _PUBLIC = frozenset(
 class ModelCalls(AcceleratedRunnable):
     """The entry points of an accelerated model. Nothing of a single call can begin before it: the query is traced."""
 
-    def _started(self, input: Any, config: Any, terms: Any, *more: Any) -> StartedCall | None:
+    def _started(self, input: Any, config: Any, call_options: Any, *more: Any) -> StartedCall | None:
         """Start no query inside a live one: whoever planned that query knows of the call."""
         pool = self._pool
-        if pool is not None and joinable(context_of(terms.requested, terms.runs, pool).run) is not None:
+        if pool is not None and joinable(context_of(call_options.requested, call_options.runs, pool).run) is not None:
             return None
-        return super()._started(input, config, terms, *more)
+        return super()._started(input, config, call_options, *more)
 
 
 class GeneratorCalls(AcceleratedRunnable):
@@ -85,7 +85,7 @@ class AcceleratedObject:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __copy__(self) -> Any:
-        """Return an accelerated copy of the original, on the same terms."""
+        """Return an accelerated copy of the original, with the same options."""
         calls = _calls_of(self)
         if calls is None:
             return super().__copy__()  # type: ignore[misc]
@@ -95,12 +95,12 @@ class AcceleratedObject:
         return calls._accelerate_copy(copied, options=replace(options, bind=bind))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
+        """Return an accelerated deep copy of the original, with the same options; pools are shared."""
         calls = _calls_of(self)
         return super().__deepcopy__(memo) if calls is None else copy.deepcopy(calls, memo)  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
-        """Pickle the original and the terms. Raises `RegistrationError` if a pool is among them: it stays here."""
+        """Pickle the original and the options. Raises `RegistrationError` if a pool is among them: it stays here."""
         calls = _calls_of(self)
         return super().__reduce__() if calls is None else calls.__reduce__()
 
@@ -127,7 +127,7 @@ class AcceleratedSequence(AcceleratedObject):
         return self._longer(super().pipe(*others, name=name))  # type: ignore[misc]
 
     def _longer(self, sequence: Any) -> Any:
-        """Accelerate a sequence that this one is a part of, on the same terms."""
+        """Accelerate a sequence that this one is a part of, with the same options."""
         calls = _calls_of(self)
         if calls is None or calls._accelerate_copy is None:
             return sequence

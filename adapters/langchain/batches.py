@@ -10,8 +10,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list
 from langchain_core.utils.aiter import aclosing
 
-from teola_plugin.adapters.calls import NOTHING_REQUESTED, Deadline, RequestedTerms, interrupting
-from teola_plugin.adapters.langchain.listening import requested_terms
+from teola_plugin.adapters.calls import NOTHING_REQUESTED, Deadline, RequestedContext, interrupting
+from teola_plugin.adapters.langchain.listening import requested_context
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, closing
 from teola_plugin.adapters.langchain.started_calls import (
     StartedBatch,
@@ -72,7 +72,9 @@ class BatchMethods:
 
         def _rules(self, config: RunnableConfig | None) -> Any: ...
 
-        def _original(self, config: RunnableConfig | None, terms: RequestedTerms | None = None) -> StartedCall: ...
+        def _original(
+            self, config: RunnableConfig | None, requested: RequestedContext | None = None
+        ) -> StartedCall: ...
 
     def _start_all(
         self,
@@ -112,17 +114,17 @@ class BatchMethods:
             yield
 
     def _of_all(self, configs: Sequence[RunnableConfig]) -> StartedCall:
-        """Return the original's own batch, on the terms that its inputs have in common.
+        """Return the original's own batch, with the request context that its inputs have in common.
 
         Each input's config says the rest.
         """
         merged = ensure_config(configs[0] if configs else None)
-        common_terms = (
-            requested_terms(merged)
-            if all(requested_terms(one) == requested_terms(configs[0]) for one in configs)
+        common_request = (
+            requested_context(merged)
+            if all(requested_context(one) == requested_context(configs[0]) for one in configs)
             else NOTHING_REQUESTED
         )
-        return self._original(merged, common_terms)
+        return self._original(merged, common_request)
 
     def batch(
         self,
@@ -199,7 +201,7 @@ class BatchMethods:
 
     def _only_passes(self, configs: Sequence[RunnableConfig]) -> bool:
         """Return True if the original just runs, whatever the input, and has no deadline."""
-        timed = any(requested_terms(one).deadline_s is not None for one in configs)
+        timed = any(requested_context(one).deadline_s is not None for one in configs)
         return self._pool is None and self._prefetch_plan is None and not timed
 
     def _limited(self, config: Any, inputs: int) -> Any:

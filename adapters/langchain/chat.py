@@ -272,19 +272,27 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
     def _call(self, messages: Sequence[BaseMessage], sampling: Sampling, run_manager: Any) -> CallHandle:
         """A call whose answer is read while it is written."""
         request = Generate(to_prompt(messages), sampling)
-        run, terms = call_context(self.pool, run_manager)
-        handle: CallHandle = self.pool.call(_PREFILLING, self.engine, [request], stream=True, run=run, terms=terms)
+        run, request_context = call_context(self.pool, run_manager)
+        handle: CallHandle = self.pool.call(
+            _PREFILLING, self.engine, [request], stream=True, run=run, request_context=request_context
+        )
         return handle
 
     def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> PendingAnswer:
         """A call whose answer comes whole; an agent hears of the calls of tools in it."""
         request = asking.payload(messages)
-        run, terms = call_context(self.pool, run_manager)
+        run, request_context = call_context(self.pool, run_manager)
         hearing = None
         if run is not None and asking.tools is not None:
             hearing = listening(ModelCall(self.pool, self.engine, run, request.prompt, asking.tools.names, to_prompt))
         handle = self.pool.call(
-            _PREFILLING, self.engine, [request], stream=hearing is not None, speculative=True, run=run, terms=terms
+            _PREFILLING,
+            self.engine,
+            [request],
+            stream=hearing is not None,
+            speculative=True,
+            run=run,
+            request_context=request_context,
         )
         return PendingAnswer(handle, hearing)
 

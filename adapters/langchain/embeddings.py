@@ -53,9 +53,11 @@ class TeolaEmbeddings(BaseModel, Embeddings):
 
     def _call(self, texts: Iterable[str], role: Role, *, keep_remote: bool = False) -> CallHandle:
         requests = [EmbedText(text, role) for text in texts]
-        run, terms = call_context(self.pool)
+        run, request_context = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
-        handle: CallHandle = self.pool.call(kind, self.engine, requests, keep_remote=keep_remote, run=run, terms=terms)
+        handle: CallHandle = self.pool.call(
+            kind, self.engine, requests, keep_remote=keep_remote, run=run, request_context=request_context
+        )
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> EmbeddingLeaf | None:

@@ -20,7 +20,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from teola_plugin.adapters.calls import (
     NOTHING_REQUESTED,
     CallContext,
-    RequestedTerms,
+    RequestedContext,
     astreamed_in,
     context_of,
     giving_up,
@@ -211,14 +211,16 @@ def form_of_answers(config: Mapping[str, Any]) -> AnswerForm:
     return AnswerForm.UNKNOWN if may_stream(config.get("callbacks")) else AnswerForm.WHOLE
 
 
-def requested_terms(config: Mapping[str, Any] | None) -> RequestedTerms:
-    """Return the terms that a config asks for; the ambient config's where it says nothing.
+def requested_context(config: Mapping[str, Any] | None) -> RequestedContext:
+    """Return the request context that a config asks for; the ambient config's where it says nothing.
 
     Raises `RegistrationError`.
     """
     outer, of_config = _ambient().get("configurable") or {}, (config or {}).get("configurable") or {}
     values = {key: source[key] for source in (outer, of_config, config or {}) for key in _KEYS if key in source}
-    return RequestedTerms.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING_REQUESTED
+    return (
+        RequestedContext.of(values, tenant=TENANT, deadline_s=DEADLINE, weight=WEIGHT) if values else NOTHING_REQUESTED
+    )
 
 
 @contextmanager
@@ -232,7 +234,7 @@ def config_scope(config: RunnableConfig | None) -> Iterator[None]:
 
 
 class ConfigScoped:
-    """Stands before the framework's class in the order of methods: calls are made on the terms of their config."""
+    """Stands before the framework's class in the order of methods: calls have the request context of their config."""
 
     if not TYPE_CHECKING:  # type checkers see those of the framework's class, and what they give
 
@@ -268,12 +270,12 @@ class ConfigScopedModel(ConfigScoped):
 
 
 def call_context(pool: Any, callbacks: Any = None) -> CallContext:
-    """Return the context of a call into `pool` made here: its live query, or the terms that it has without one."""
+    """Return the context of a call into `pool` made here: its live query, or the request context without one."""
     config, ambient = _innermost.get() or (None, None)
     inner = config if ambient is var_child_runnable_config.get() else None  # else another call has begun since
     if callbacks is None and inner is not None:  # LangChain hands none to `_stream`
         callbacks = inner.get("callbacks")
-    return context_of(requested_terms(inner), active_runs(callbacks), pool)
+    return context_of(requested_context(inner), active_runs(callbacks), pool)
 
 
 def _ambient() -> Mapping[str, Any]:

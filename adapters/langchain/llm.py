@@ -13,13 +13,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import RequestedTerms, giving_up
+from teola_plugin.adapters.calls import RequestedContext, giving_up
 from teola_plugin.adapters.langchain.chat import response_metadata, unstreamed_text
 from teola_plugin.adapters.langchain.listening import (
     ConfigScopedModel,
     call_context,
     config_scope,
-    requested_terms,
+    requested_context,
     runs_in,
 )
 from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
@@ -48,7 +48,7 @@ def batch_by_query(
 ) -> list[Any]:
     """Call `batch`, LangChain's method of text models, which asks for all texts in one call.
 
-    Call one by one for several queries, or on several terms, so that each belongs to its own.
+    Call one by one for several queries or request contexts, so that each belongs to its own.
     """
     if not _are_of_one_query(get_config_list(config, len(inputs))):
         return Runnable.batch(model, inputs, config, return_exceptions=return_exceptions, **kwargs)
@@ -150,8 +150,10 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
     ) -> CallHandle:
         sampling = self.sampling(stop, kwargs)
         requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
-        run, terms = call_context(self.pool, run_manager)
-        handle: CallHandle = self.pool.call(_PREFILLING, self.engine, requests, stream=stream, run=run, terms=terms)
+        run, request_context = call_context(self.pool, run_manager)
+        handle: CallHandle = self.pool.call(
+            _PREFILLING, self.engine, requests, stream=stream, run=run, request_context=request_context
+        )
         return handle
 
     def _result(self, values: Sequence[Generation]) -> LLMResult:
@@ -189,10 +191,10 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
 
 
 def _are_of_one_query(configs: Sequence[RunnableConfig]) -> bool:
-    """Return True if all calls with these configs belong to one query, or to none, on the same terms."""
+    """Return True if all calls with these configs belong to one query, or to none, with the same context."""
     first = _belonging(configs[0]) if configs else None
     return all(_belonging(config) == first for config in configs[1:])
 
 
-def _belonging(config: RunnableConfig) -> tuple[RequestedTerms, list[int]]:
-    return requested_terms(config), [id(run) for run in runs_in(config.get("callbacks"))]
+def _belonging(config: RunnableConfig) -> tuple[RequestedContext, list[int]]:
+    return requested_context(config), [id(run) for run in runs_in(config.get("callbacks"))]

@@ -265,10 +265,12 @@ class PrefetchPlan:
         prefetched = frozenset(key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop))
         models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in prefetched)
         classes = frozenset(type(site.target) for site in self.sites.values())
-        terms = prefetch_terms(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
-        if terms is None or not prefetched:
+        prefetch_form = (
+            read_prefetch_form(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
+        )
+        if prefetch_form is None or not prefetched:
             return None
-        form, config_limit = terms
+        form, config_limit = prefetch_form
         limit = limit or config_limit
         return QueryCalls(
             config,
@@ -283,7 +285,7 @@ class PrefetchPlan:
         )
 
 
-def prefetch_terms(
+def read_prefetch_form(
     config: RunnableConfig, entry: EntryPoint, *, models: bool, classes: Iterable[type] | None = None
 ) -> tuple[EntryForm, ConcurrencyLimit | None] | None:
     """Return the form of prefetched calls, and the limit that a config sets; None where nothing may be prefetched.

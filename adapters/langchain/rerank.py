@@ -39,8 +39,12 @@ class TeolaCrossEncoder(BaseModel, BaseCrossEncoder):
     def score(self, text_pairs: Sequence[tuple[str, str]]) -> Any:
         """Raises what the engine raises, and `QueryTimeout` in a query whose deadline has passed."""
         pairs = [ScorePair(query, text) for query, text in text_pairs]
-        run, terms = call_context(self.pool)
-        return _array(self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run, terms=terms).result())
+        run, request_context = call_context(self.pool)
+        return _array(
+            self.pool.call(
+                PrimitiveKind.RERANKING, self.engine, pairs, run=run, request_context=request_context
+            ).result()
+        )
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RerankingLeaf | None:
         """Return the leaf of a call of `score` with a query and each of the documents."""
@@ -87,8 +91,10 @@ class TeolaRerank(BaseDocumentCompressor):
 
     def _call(self, documents: Sequence[Document], query: str, callbacks: Any) -> CallHandle:
         pairs = [ScorePair(query, text) for text in _texts(documents)]
-        run, terms = call_context(self.pool, callbacks)
-        handle: CallHandle = self.pool.call(PrimitiveKind.RERANKING, self.engine, pairs, run=run, terms=terms)
+        run, request_context = call_context(self.pool, callbacks)
+        handle: CallHandle = self.pool.call(
+            PrimitiveKind.RERANKING, self.engine, pairs, run=run, request_context=request_context
+        )
         return handle
 
     def _select(self, documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:

@@ -22,7 +22,7 @@ from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
-    RequestedTerms,
+    RequestedContext,
     context_of,
     interrupting,
     new_query,
@@ -30,7 +30,7 @@ from teola_plugin.adapters.calls import (
 )
 from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
 from teola_plugin.adapters.langchain.batches import BatchMethods
-from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_terms
+from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
 from teola_plugin.adapters.langchain.shadow import (
@@ -92,7 +92,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
     """The original, or a copy whose parts are planned when they begin."""
     _prefetch_plan: PrefetchPlan | None = PrivateAttr(default=None)
     _accelerate_copy: partial[Any] | None = PrivateAttr(default=None)
-    """`accelerate` on the same terms, for a copy of the original. Copied and pickled with it: it may hold its parts."""
+    """`accelerate` with the same options, for a copy of the original. Copied and pickled with it: it may hold parts."""
     _snapshot: FieldSnapshot | None = PrivateAttr(default=None)
     """Fields of the original that the plan depends on; None if every field is read from the original itself."""
     _guards: DataGuards = PrivateAttr()
@@ -193,7 +193,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         self._composites = rules
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> AcceleratedRunnable:
-        """A copy of the original, accelerated on the same terms; pools are shared."""
+        """A copy of the original, accelerated with the same options; pools are shared."""
         bound, accelerate_copy = copy.deepcopy((self.bound, self._accelerate_copy), memo)
         return self.model_copy() if accelerate_copy is None else accelerate_copy(bound)
 
@@ -270,10 +270,10 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             rows = call_rows(plan.traced, optimised, sites)
         else:
             is_off, pool = self._speculate == "off", self._pool or shared_pool()
-            terms: Any = {"speculate": "auto" if is_off else self._speculate}
+            options: Any = {"speculate": "auto" if is_off else self._speculate}
             with DataGuards().recording():
-                read = read_chain(self.bound, mapped=True, threads=safety, **terms)
-            plan_read = partial(pool.plan, read.traced.template, {}, passes=self._passes, **terms)
+                read = read_chain(self.bound, mapped=True, threads=safety, **options)
+            plan_read = partial(pool.plan, read.traced.template, {}, passes=self._passes, **options)
             if_dedicated = None if is_off else PlanIfDedicated(pool, lambda engines: plan_read(as_dedicated=engines))
             prefetched = frozenset(read.sites) if is_off else frozenset()
             calls = own_calls(read.sites, prefetched, read.code_sites.left)
@@ -325,25 +325,27 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
 
         `entry`: for entry points that may prefetch calls of the user's own models and retrievers. `is_whole_call`: all
         of the call runs in `StartedCall.running`. `streamed`: the entry may ask models to stream their answers. Raises
-        `RegistrationError` for terms that make no sense.
+        `RegistrationError` for options that make no sense.
         """
         plan = None if entry is None or kwargs else self._prefetch_plan
         has_plan, merged = self._pool is not None or plan is not None, config
         if self.config or has_plan or type(config) not in (dict, type(None)):
             merged = ensure_config(self._with_own(config) if self.config else config)
-        terms, runs = requested_terms(merged), active_runs((merged or {}).get("callbacks"))
+        requested, runs = requested_context(merged), active_runs((merged or {}).get("callbacks"))
         if merged is not None and has_plan:
             try:
                 is_unknown = streamed or kwargs or self._pool is None
                 form = AnswerForm.UNKNOWN if is_unknown else form_of_answers(merged)
                 with under_routing(self._routing):
-                    started = self._started(input, merged, _Terms(terms, runs, form), plan, entry, limit, is_whole_call)
+                    started = self._started(
+                        input, merged, _CallOptions(requested, runs, form), plan, entry, limit, is_whole_call
+                    )
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started
-        return self._unplanned(config, terms, runs)
+        return self._unplanned(config, requested, runs)
 
     def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
         """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
@@ -354,19 +356,19 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         merged = merge_configs(self.config, config)
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
-    def _unplanned(self, config: RunnableConfig | None, terms: RequestedTerms, runs: list[Any]) -> StartedCall:
+    def _unplanned(self, config: RunnableConfig | None, requested: RequestedContext, runs: list[Any]) -> StartedCall:
         """Start the original alone, without a plan.
 
-        It belongs to the query around it if the same terms were requested there, and otherwise has its own deadline
+        It belongs to the query around it if the same context was requested there, and otherwise has its own deadline
         and app.
         """
         clock = time.monotonic if self._engines is None else self._engines.runtime.time
-        call_terms, deadline = unplanned(terms, runs, self._app, clock)
+        request_context, deadline = unplanned(requested, runs, self._app, clock)
         return StartedCall(
             None,
             config,
             self._chain,
-            terms=call_terms,
+            request_context=request_context,
             deadline=deadline,
             composites=self._rules(config),
             routing=self._routing,
@@ -376,7 +378,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         self,
         input: Any,
         config: RunnableConfig,
-        terms: _Terms,
+        call_options: _CallOptions,
         plan: PrefetchPlan | None,
         entry: EntryPoint | None,
         limit: ConcurrencyLimit | None,
@@ -390,7 +392,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             pool, traced = plan.pool, plan.traced
         if pool is None:
             return None
-        run = self._submit(input, terms, pool, traced, table)
+        run = self._submit(input, call_options, pool, traced, table)
         started = StartedCall(
             run,
             config,
@@ -405,7 +407,9 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             return started  # only traced: the context variable of `live` will do, without a callback at every node
         watched = traced.watched if run.claiming is Claiming.ALLOWED else {}
         is_lowered = all(node.level == "lowered" for node in traced.report)
-        if is_whole_call and not watched and is_lowered and not terms.runs:  # handlers of runs around it come first
+        if (
+            is_whole_call and not watched and is_lowered and not call_options.runs
+        ):  # handlers of runs around it come first
             return started  # no code of the user's runs, which might leave the context for a thread of its own
         try:
             handler = SessionHandler(run, watched)
@@ -416,13 +420,13 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         return started
 
     def _submit(
-        self, input: Any, terms: _Terms, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
+        self, input: Any, call_options: _CallOptions, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
     ) -> QueryRun | SubplanRun:
         optimised = self._plan(traced, pool, input)
-        around = context_of(terms.requested, terms.runs, pool)
+        around = context_of(call_options.requested, call_options.runs, pool)
         if table is None and (query_run := joinable(around.run)) is not None:
-            return query_run.begin_subplan(optimised.graph, traced.calls, input, form=terms.form)
-        query = new_query(terms.requested, terms.runs, self._app, input, pool.runtime.time())
+            return query_run.begin_subplan(optimised.graph, traced.calls, input, form=call_options.form)
+        query = new_query(call_options.requested, call_options.runs, self._app, input, pool.runtime.time())
         gains = optimised.source is None or can_start_early(optimised.source, optimised.graph)
         if table is None and not gains:
             return pool.runtime.watch(query, joins=True)
@@ -432,7 +436,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         if isinstance(pool, ProviderPool):  # no engine needs to know how far the end is
             optimised = replace(optimised, graph=without_tail(optimised.graph))
         try:
-            run = submit(pool, query, optimised, traced.calls, terms.form)
+            run = submit(pool, query, optimised, traced.calls, call_options.form)
         except BaseException:
             if table is not None:
                 table.close()
@@ -493,11 +497,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             async for chunk in chunks:
                 yield chunk
 
-    def _original(self, config: RunnableConfig | None, terms: RequestedTerms | None = None) -> StartedCall:
+    def _original(self, config: RunnableConfig | None, requested: RequestedContext | None = None) -> StartedCall:
         """Start the original alone: nothing can be prefetched, as where the input comes in pieces."""
         merged = ensure_config(config)
         runs = active_runs(merged.get("callbacks"))
-        return self._unplanned(config, requested_terms(merged) if terms is None else terms, runs)
+        return self._unplanned(config, requested_context(merged) if requested is None else requested, runs)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         if _version_of_events(self.bound, kwargs) == "v3":
@@ -527,10 +531,10 @@ def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
     return kwargs.get("version")
 
 
-class _Terms(NamedTuple):
-    """The terms that a call asks for, the queries that it is made in, and the form in which its models answer."""
+class _CallOptions(NamedTuple):
+    """The request context that a call asks for, the queries around it, and the form in which its models answer."""
 
-    requested: RequestedTerms
+    requested: RequestedContext
     runs: list[Any]
     form: AnswerForm
 

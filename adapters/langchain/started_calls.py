@@ -1,4 +1,4 @@
-"""A call that has started: the live query, and what runs beside it; or the original, on the terms asked for."""
+"""A call that has started: the live query, and what runs beside it; or the original, with its request context."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class StartedCall(NamedTuple):
     chain: Runnable[Any, Any]
     """What runs: the original, or a copy in which some of its parts are served or planned by themselves."""
     table: QueryCalls | None = None
-    terms: RequestContext | None = None
+    request_context: RequestContext | None = None
     """Of what the original calls where there is no query; None for those around it."""
     deadline: Deadline | None = None
     composites: Any = None
@@ -163,7 +163,7 @@ class StartedCall(NamedTuple):
         self._intercept_new_classes()
         with under_rules(self.composites), under_routing(self.routing):
             if self.run is None:
-                with joined(None, self.terms):
+                with joined(None, self.request_context):
                     yield
             else:
                 with closing(self.table), live(self.run):
@@ -175,7 +175,9 @@ class StartedCall(NamedTuple):
         """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
         query_run = None if self.run is None else self.run.query_run
         with self._until_end():
-            ruled = items_inside(partial(under_rules, self.composites), streamed_in(query_run, self.terms, make()))
+            ruled = items_inside(
+                partial(under_rules, self.composites), streamed_in(query_run, self.request_context, make())
+            )
             for item in routed_items(self.routing, ruled):
                 if self.deadline is not None:
                     self.deadline.check()
@@ -187,7 +189,9 @@ class StartedCall(NamedTuple):
         """`items` in a loop."""
         query_run = None if self.run is None else self.run.query_run
         with self._until_end():
-            ruled = aitems_inside(partial(under_rules, self.composites), astreamed_in(query_run, self.terms, make()))
+            ruled = aitems_inside(
+                partial(under_rules, self.composites), astreamed_in(query_run, self.request_context, make())
+            )
             async with aclosing(arouted_items(self.routing, ruled)) as items:
                 while True:
                     async with interrupting(self.deadline):

@@ -131,9 +131,9 @@ def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
     signature = inspect.signature(function)
 
     def call(arguments: Any) -> CallHandle:
-        run, terms = call_context(pool)
+        run, request_context = call_context(pool)
         request = CallTool(tool.name, arguments, is_read_only(tool))
-        handle: CallHandle = pool.call(PrimitiveKind.TOOL, engine, [request], run=run, terms=terms)
+        handle: CallHandle = pool.call(PrimitiveKind.TOOL, engine, [request], run=run, request_context=request_context)
         return handle
 
     def func(*args: Any, **kwargs: Any) -> Any:

@@ -321,8 +321,8 @@ class TeolaVectorStore(VectorStore):
         return self._call(PrimitiveKind.SEARCHING, [request])
 
     def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
-        run, terms = call_context(self.pool)
-        handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, terms=terms)
+        run, request_context = call_context(self.pool)
+        handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, request_context=request_context)
         return handle
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:

@@ -44,9 +44,11 @@ class TeolaWebSearch(ConfigScoped, BaseRetriever):
         return to_documents((await self._call(query, run_manager))[0])
 
     def _call(self, query: str, callbacks: Any) -> CallHandle:
-        run, terms = call_context(self.pool, callbacks)
+        run, request_context = call_context(self.pool, callbacks)
         request = [SearchText(query, self.k)]
-        handle: CallHandle = self.pool.call(PrimitiveKind.SEARCHING, self.engine, request, run=run, terms=terms)
+        handle: CallHandle = self.pool.call(
+            PrimitiveKind.SEARCHING, self.engine, request, run=run, request_context=request_context
+        )
         return handle
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> TextSearchLeaf | None:

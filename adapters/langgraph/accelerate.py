@@ -14,7 +14,13 @@ from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Thre
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
-from teola_plugin.adapters.langgraph.graph import Acceleration, WatchedNode, accelerated_graph, has_terms, original_of
+from teola_plugin.adapters.langgraph.graph import (
+    Acceleration,
+    WatchedNode,
+    accelerated_graph,
+    has_requested_context,
+    original_of,
+)
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pool_of_graph
 from teola_plugin.adapters.options import Options
@@ -32,8 +38,8 @@ def is_graph(obj: object) -> bool:
 def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = None) -> Any:
     """Accelerate a graph: return an instance of a subclass of its class that shares its state.
 
-    See `teola_plugin.accelerate`. A graph that is accelerated already is accelerated anew, on these terms. `like`: the
-    acceleration of a graph that this one is a copy of, on the same terms; what is the same in both is not made again.
+    See `teola_plugin.accelerate`. An accelerated graph is accelerated anew, with these options. `like`: the
+    acceleration of a graph that this one copies, with the same options; what is the same in both is not made again.
     """
     graph = original_of(graph)
     if options.shadow:
@@ -81,13 +87,13 @@ def _new_plans(acceleration: Acceleration, options: Options) -> Plans | None:
 def _watched_nodes(graph: Any, acceleration: Acceleration, like: Acceleration | None) -> dict[str, Any]:
     """Return copies of the nodes, which tell when their tasks begin.
 
-    Graphs that are nodes are accelerated on the same terms, except for those that have terms of their own.
+    Graphs that are nodes are accelerated with the same options, except for those that have options of their own.
     """
     nodes: dict[str, Any] = {}
     for name, node in graph.nodes.items():
         runnable, changes = node.bound, dict[str, Any]()
         if is_graph(runnable):
-            inner = runnable if has_terms(runnable) else _inner_graph(runnable, acceleration, like)
+            inner = runnable if has_requested_context(runnable) else _inner_graph(runnable, acceleration, like)
             changes = {"bound": inner, "subgraphs": [inner if one is runnable else one for one in node.subgraphs]}
         has_tools = acceleration.tools is not None
         runs = watch_tool_node(runnable, in_tool_place, ain_tool_place) if has_tools else None

@@ -28,7 +28,7 @@ from teola_plugin.adapters.automatic_engines import Serving, served_section
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
-    RequestedTerms,
+    RequestedContext,
     aitems_inside,
     context_of,
     items_inside,
@@ -36,7 +36,7 @@ from teola_plugin.adapters.calls import (
     unplanned,
 )
 from teola_plugin.adapters.early_work import joinable, log_fallback
-from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_terms
+from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall, is_in_agent, outside_agents
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
@@ -224,12 +224,12 @@ _ACCELERATION = "_teola"
 
 @dataclass(slots=True, eq=False)
 class Acceleration:
-    """The terms on which a graph is accelerated, and what was made for it."""
+    """The options with which a graph is accelerated, and what was made for it."""
 
     original: Pregel[Any, Any, Any, Any]
     pool: EnginePool | None
     accelerate: Callable[..., Any]
-    """Accelerates another graph on the same terms."""
+    """Accelerates another graph with the same options."""
     app: str = NO_APP
     plans: Plans | None = None
     tools: AgentTools | None = None
@@ -311,19 +311,19 @@ class AcceleratedGraph:
         return GraphCall(self._teola, run, None if plans is None else Parts(plans, run), agent)
 
     def _started(self, config: RunnableConfig | None) -> StartedCall:
-        """Start a call: a query of its own, or none without a pool. Raises `RegistrationError` for invalid terms."""
+        """Start a call: a query of its own, or none without a pool. Raises `RegistrationError` for invalid options."""
         merged = _merged(self.config, config)  # type: ignore[attr-defined]
-        call_options, runs = requested_terms(merged), active_runs(merged.get("callbacks"))
+        call_options, runs = requested_context(merged), active_runs(merged.get("callbacks"))
         if self._teola.pool is not None:
             try:
                 return self._query(call_options, runs, self._teola.pool)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self._teola.original)
         clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
-        terms, deadline = unplanned(call_options, runs, self._teola.app, clock)
-        return self._call_of(None, config, terms=terms, deadline=deadline)
+        request_context, deadline = unplanned(call_options, runs, self._teola.app, clock)
+        return self._call_of(None, config, request_context=request_context, deadline=deadline)
 
-    def _query(self, call_options: RequestedTerms, runs: list[Any], pool: EnginePool) -> StartedCall:
+    def _query(self, call_options: RequestedContext, runs: list[Any], pool: EnginePool) -> StartedCall:
         outer_run = joinable(context_of(call_options, runs, pool).run)
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
@@ -336,10 +336,10 @@ class AcceleratedGraph:
         self._teola.last_run[:] = [run]
         return self._call_of(run, deadline=Deadline.of(run))
 
-    def _call_of(self, run: Any, config: RunnableConfig | None = None, **terms: Any) -> StartedCall:
+    def _call_of(self, run: Any, config: RunnableConfig | None = None, **options: Any) -> StartedCall:
         graph: Any = self
         composites, routing = self._teola.composites, self._teola.routing
-        return StartedCall(run, config, graph, composites=composites, routing=routing, **terms)
+        return StartedCall(run, config, graph, composites=composites, routing=routing, **options)
 
     # ------------------------------------------------------------ explanations and traces
 
@@ -385,7 +385,7 @@ class AcceleratedGraph:
     # ------------------------------------------------------------ copies
 
     def copy(self, update: dict[str, Any] | None = None) -> Any:
-        """Copy the original, and accelerate the copy on the same terms."""
+        """Copy the original, and accelerate the copy with the same options."""
         acceleration = self._teola
         return acceleration.accelerate(acceleration.original.copy(update), like=acceleration)
 
@@ -413,7 +413,7 @@ class _Runner:
 
 
 def _acceleration_of(graph: Any) -> Acceleration | None:
-    """Return the terms of an accelerated graph, up to date; None for one that its class's constructor has made."""
+    """Return the options of an accelerated graph, up to date; None for one that its class's constructor has made."""
     acceleration: Acceleration | None = getattr(graph, _ACCELERATION, None)
     if acceleration is None or acceleration.is_current():
         return acceleration
@@ -453,7 +453,7 @@ def original_of(graph: Any) -> Any:
     return graph._teola.original if isinstance(graph, AcceleratedGraph) else graph
 
 
-def has_terms(graph: Any) -> bool:
+def has_requested_context(graph: Any) -> bool:
     """Return True for a graph that is accelerated, with a pool, already."""
     return isinstance(graph, AcceleratedGraph) and graph._teola.pool is not None
 

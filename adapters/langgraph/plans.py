@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.early_work import can_start_early, log_fallback
 from teola_plugin.adapters.langchain.call_sites import CodeSites
-from teola_plugin.adapters.langchain.prefetch_plan import prefetch_terms
+from teola_plugin.adapters.langchain.prefetch_plan import read_prefetch_form
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, intercept, open_calls
 from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
@@ -204,8 +204,8 @@ class Plans:
 
     def optimised(self, traced: TraceResult, as_dedicated: Collection[str] = ()) -> Optimised:
         """Return the e-graph of a plan, and the graph as written. `as_dedicated`: as of `EnginePool.plan`."""
-        terms: Any = {"passes": self._passes, "speculate": self._speculate}
-        return self.pool.plan(traced.template, None, **terms, as_dedicated=as_dedicated)
+        options: Any = {"passes": self._passes, "speculate": self._speculate}
+        return self.pool.plan(traced.template, None, **options, as_dedicated=as_dedicated)
 
 
 # ------------------------------------------------------------ what plans depend on
@@ -340,10 +340,10 @@ class Parts:
 
     def _new_provider_calls(self, config: Any) -> QueryCalls | None:
         on_loop = running_loop() is not None
-        terms = prefetch_terms(config, EntryPoint(on_loop), models=True)
-        if terms is None:
+        prefetch_form = read_prefetch_form(config, EntryPoint(on_loop), models=True)
+        if prefetch_form is None:
             return None
-        form, limit = terms
+        form, limit = prefetch_form
         calls = QueryCalls(config, {}, frozenset(), {}, frozenset(), limit, form, on_loop=on_loop, learns=True)
         calls.open(self._run.id)
         calls.begin(self._run)

@@ -24,10 +24,10 @@ from teola_plugin.shims.llamaindex.workflows import objects_used_by_steps
 from teola_plugin.tracer.llamaindex.classes import is_composite, is_pool_object, reachable_objects
 
 
-def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = None) -> Any:
+def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None = None) -> Any:
     """See `teola_plugin.accelerate`. Returns an instance of a subclass of the original's class.
 
-    An object that is accelerated already is accelerated again, with these options. `terms`: those of `with_terms`.
+    An object that is accelerated already is accelerated again, with these options. `settings`: those of `with_terms`.
     """
     enable(find_scope)
     obj = original_of(obj)
@@ -36,13 +36,13 @@ def accelerate_llamaindex(obj: Any, options: Options, terms: Settings | None = N
     if isinstance(session, WritingSession):
         return accelerated(session, AcceleratedPipeline if isinstance(obj, IngestionPipeline) else AcceleratedIndex)
     session.shadow = shadow
-    return accelerated(session if terms is None else session.with_terms(terms))
+    return accelerated(session if settings is None else session.with_terms(settings))
 
 
 def _session(obj: Any, options: Options) -> Any:
     """Create the session of an object. Raise `RegistrationError` and `TraceError`."""
     accelerate_copy = partial(accelerate_llamaindex, options=replace(options, strict=False))
-    terms = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
+    settings = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = rules = None
     if options.engines is not None or options.bind:
@@ -53,7 +53,7 @@ def _session(obj: Any, options: Options) -> Any:
     if isinstance(obj, IngestionPipeline | VectorStoreIndex):
         session = WritingSession(obj, options, rules)
     else:
-        session = _new_session(obj, options.pool, terms, rules)
+        session = _new_session(obj, options.pool, settings, rules)
         if options.pool is None:
             for entry in entries_of(obj):
                 session.prefetch_plan(entry)  # before the first call: it takes a while
@@ -62,13 +62,13 @@ def _session(obj: Any, options: Options) -> Any:
     return session
 
 
-def _new_session(obj: Any, pool: EnginePool | None, terms: Settings, rules: RoutingRules | None) -> Session:
-    accelerate_part = _PartAccelerator(pool, terms)
+def _new_session(obj: Any, pool: EnginePool | None, settings: Settings, rules: RoutingRules | None) -> Session:
+    accelerate_part = _PartAccelerator(pool, settings)
     if not isinstance(obj, Workflow):
-        return Session(obj, pool, terms, accelerate_part, rules)
+        return Session(obj, pool, settings, accelerate_part, rules)
     from teola_plugin.adapters.llamaindex.workflows.session import WorkflowSession  # agents take a while to import
 
-    return WorkflowSession(obj, pool, terms, accelerate_part, rules)
+    return WorkflowSession(obj, pool, settings, accelerate_part, rules)
 
 
 MAX_PARTS = 64
@@ -78,8 +78,8 @@ MAX_PARTS = 64
 class _PartAccelerator:
     """Accelerates the parts that are called at run time, each once."""
 
-    def __init__(self, pool: EnginePool | None, terms: Settings) -> None:
-        self._pool, self._terms = pool, terms
+    def __init__(self, pool: EnginePool | None, settings: Settings) -> None:
+        self._pool, self._settings = pool, settings
         self._accelerated: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, node: Any) -> Any:
@@ -87,7 +87,7 @@ class _PartAccelerator:
             return node
         remembered = self._accelerated.get(id(node))
         if remembered is None or remembered[0] is not node:
-            session = Session(node, self._pool, self._terms, self)
+            session = Session(node, self._pool, self._settings, self)
             remembered = self._accelerated[id(node)] = (node, accelerated(session))
             if len(self._accelerated) > MAX_PARTS:
                 self._accelerated.pop(next(iter(self._accelerated), 0), None)

@@ -23,7 +23,7 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from teola_plugin.adapters.automatic_engines import served_section
-from teola_plugin.adapters.calls import RequestedTerms
+from teola_plugin.adapters.calls import RequestedContext
 from teola_plugin.adapters.llamaindex.session import query_input
 from teola_plugin.adapters.method_adapter import forwarded_slots, subclass_of
 from teola_plugin.adapters.shadow import ShadowReport
@@ -77,20 +77,20 @@ class PlannedAttributes(OriginalAttribute):
         deadline_s: float | None = None,
         weight: float | None = None,
     ) -> Any:
-        """Return the same object with other terms for its queries; a term that is None stays as it is.
+        """Return the same object with another request context for its queries; a value that is None stays as it is.
 
         `app`: the name under which the queries are scheduled and traced. `tenant`: whose cached prefixes they
         may share (a cache salt). `deadline_s`: seconds after which a query fails with `QueryTimeout`. `weight`: their
         share among the queries of the pool, 1.0 is ordinary. Plans are shared, so you may make such an object for
         every call. Raises `RegistrationError` for a `deadline_s` or `weight` that is not a number.
         """
-        RequestedTerms.of(
+        RequestedContext.of(
             {"deadline_s": deadline_s, "weight": weight}, tenant="", deadline_s="deadline_s", weight="weight"
         )
         changes = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
         session = session_of(self)
-        terms = replace(session.terms, **{name: value for name, value in changes.items() if value is not None})
-        return accelerated(session.with_terms(terms))
+        settings = replace(session.settings, **{name: value for name, value in changes.items() if value is not None})
+        return accelerated(session.with_terms(settings))
 
     def report(self, input: Any = None) -> PlanReport:
         """Return what `explain()` prints, as data: a row for each place that makes calls, and for each part."""
@@ -144,12 +144,12 @@ class Accelerated:
         return _slot(self)
 
     def __copy__(self) -> Any:
-        """Return an accelerated copy of the original, on the same terms."""
+        """Return an accelerated copy of the original, with the same options."""
         session = _slot(self)
         return copy.copy(_plain(self)) if session is None else session.accelerate_copy(copy.copy(session.original))
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        """Return an accelerated deep copy of the original, on the same terms; pools are shared."""
+        """Return an accelerated deep copy of the original, with the same options; pools are shared."""
         session = _slot(self)
         if session is None:
             return copy.deepcopy(_plain(self), memo)
@@ -157,7 +157,7 @@ class Accelerated:
         return accelerate_copy(original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the original and the terms. Raises `RegistrationError` if there is a pool, which stays here."""
+        """Pickle the original and the options. Raises `RegistrationError` if there is a pool, which stays here."""
         session = _slot(self)
         return (_itself, (_plain(self),)) if session is None else (session.accelerate_copy, (session.original,))
 

@@ -20,7 +20,7 @@ from llama_index.core.workflow import Workflow
 from teola_plugin.adapters.automatic_engines import Serving, watching_pool
 from teola_plugin.adapters.calls import (
     Deadline,
-    RequestedTerms,
+    RequestedContext,
     astreamed_in,
     context_of,
     interrupting,
@@ -71,7 +71,7 @@ NOT_DECLARED = ThreadSafety()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The terms of the queries of an accelerated object."""
+    """The options of an accelerated object, and the request context of its queries."""
 
     passes: tuple[Pass, ...] | None = None
     """Passes that are used instead of the pool's; None for the pool's."""
@@ -87,9 +87,9 @@ class Settings:
     """Says which of the user's own objects take several sync calls at once."""
 
     @property
-    def own_terms(self) -> RequestedTerms:
-        """The terms that were set; one that has its default is left to the query around."""
-        return RequestedTerms(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
+    def requested_context(self) -> RequestedContext:
+        """The values that were set; one that has its default is left to the query around."""
+        return RequestedContext(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
 
 
 class JoinedRun:
@@ -120,13 +120,13 @@ class Prefetching(Protocol):
 
 
 class StartedCall(NamedTuple):
-    """A call with its live query and the object that answers it; without a query, the original with its terms."""
+    """A call with its live query and the object that answers it; without a query, the original with its context."""
 
     run: Run | None
     target: Any
     """The object whose method is called."""
-    terms: RequestContext | None
-    """The terms of the original's requests where there is no query; None for the terms around the call."""
+    request_context: RequestContext | None
+    """That of the original's requests where there is no query; None for the one around the call."""
     deadline: Deadline | None
     prefetcher: Prefetching | None = None
     """Prefetches calls of the user's own models: without a pool, or where the pool's graph starts nothing."""
@@ -174,7 +174,7 @@ class ServedObject:
         self.rules = rules
         """Which engines do the work of which models during a call; None to leave that to the object around."""
         self.accelerate_copy: Callable[..., Any] = unchanged
-        """`accelerate` on the same terms, for a copy of the original."""
+        """`accelerate` with the same options, for a copy of the original."""
 
     def routing(self) -> AbstractContextManager[None]:
         """Return a context in which the engines do the work of this object's models."""
@@ -193,12 +193,12 @@ class Session(ServedObject):
         self,
         original: Any,
         pool: EnginePool | None,
-        terms: Settings,
+        settings: Settings,
         accelerate_part: Accelerate,
         rules: RoutingRules | None = None,
     ) -> None:
         super().__init__(original, pool, rules)
-        self.terms = terms
+        self.settings = settings
         self._accelerate_part = accelerate_part
         self.serving: Serving | None = None
         """The engines that `engines=` chose or started."""
@@ -208,16 +208,16 @@ class Session(ServedObject):
         self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
         self._last: list[Run] = []
 
-    def with_terms(self, terms: Settings) -> Session:
-        """Return a session of the same object with other terms; plans are shared."""
-        session = self._same_object(terms)
+    def with_terms(self, settings: Settings) -> Session:
+        """Return a session of the same object with other settings; plans are shared."""
+        session = self._same_object(settings)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
         session._prefetch_plans = self._prefetch_plans
-        session.accelerate_copy = partial(self.accelerate_copy, terms=terms)
+        session.accelerate_copy = partial(self.accelerate_copy, settings=settings)
         return session
 
-    def _same_object(self, terms: Settings) -> Session:
-        return Session(self.original, self.pool, terms, self._accelerate_part, self.rules)
+    def _same_object(self, settings: Settings) -> Session:
+        return Session(self.original, self.pool, settings, self._accelerate_part, self.rules)
 
     # ------------------------------------------------------------ plans and explanations
 
@@ -238,7 +238,7 @@ class Session(ServedObject):
     def _plan_template(
         self, pool: EnginePool, traced: TraceResult, input: Any, as_dedicated: Collection[str] = ()
     ) -> Optimised:
-        sizes, passes, speculate = expected_sizes(traced, input), self.terms.passes, self.terms.speculate
+        sizes, passes, speculate = expected_sizes(traced, input), self.settings.passes, self.settings.speculate
         return pool.plan(traced.template, sizes, passes=passes, speculate=speculate, as_dedicated=as_dedicated)
 
     def report(self, entry: str, input: Any = None) -> PlanReport:
@@ -252,15 +252,15 @@ class Session(ServedObject):
             calls = list(self._rows(entry))
         else:
             if_dedicated = PlanIfDedicated(self.pool, partial(self._plan_template, self.pool, traced, input))
-        optimised, terms = self.plan(entry, input), dict[str, Any](trace=trace, more=more, left=left)
-        return explain(traced, optimised, self.pool, calls=calls, if_dedicated=if_dedicated, **terms)
+        optimised, options = self.plan(entry, input), dict[str, Any](trace=trace, more=more, left=left)
+        return explain(traced, optimised, self.pool, calls=calls, if_dedicated=if_dedicated, **options)
 
     def _rows(self, entry: str) -> Iterator[CallRow]:
         """Yield a row for each place where an entry calls the user's own models and stores."""
         from teola_plugin.adapters.explain import left_rows
 
-        plan, allowed = self.prefetch_plan(entry), AllowedModels(self.terms.threads)
-        is_off = self.terms.speculate == "off"
+        plan, allowed = self.prefetch_plan(entry), AllowedModels(self.settings.threads)
+        is_off = self.settings.speculate == "off"
         with self.routing():
             traced = trace(self.original, entry, 0, allowed) if plan is None else plan.entry
             plan = plan_of_sites(traced, allowed) if is_off else plan
@@ -279,12 +279,12 @@ class Session(ServedObject):
 
         It is made again when the object has changed.
         """
-        if self.terms.speculate == "off" or isinstance(self.original, Workflow):
+        if self.settings.speculate == "off" or isinstance(self.original, Workflow):
             return None
         with self.routing():
             planned = self._prefetch_plans.get((entry, texts))
             if planned is None or not planned[0].holds:
-                planned = plan_prefetching(self.original, entry, texts, self.terms.threads)
+                planned = plan_prefetching(self.original, entry, texts, self.settings.threads)
                 self._prefetch_plans[entry, texts] = planned
             return planned[1]
 
@@ -312,7 +312,7 @@ class Session(ServedObject):
         """Return what `invoke` returns for the target, while the live query of the call runs."""
         with self.routing():
             call = self._begin(entry, graph_input, is_async=False)
-            with call.failing(), joined(call.query_run, call.terms):
+            with call.failing(), joined(call.query_run, call.request_context):
                 answer = invoke(call.target)
                 call.check()
         return _keep_query_open(call, answer)
@@ -321,7 +321,7 @@ class Session(ServedObject):
         """`call` in a loop."""
         with self.routing():
             call = self._begin(entry, graph_input, is_async=True)
-            with call.failing(), joined(call.query_run, call.terms):
+            with call.failing(), joined(call.query_run, call.request_context):
                 async with interrupting(call.deadline):
                     answer = await invoke(call.target if call.run is None else nonblocking(call.target))
         return _keep_query_open(call, answer)
@@ -341,9 +341,9 @@ class Session(ServedObject):
                 prefetcher = None if is_async else self._prefetch_beside(run, entry, graph_input)
                 return StartedCall(run, target, None, Deadline.of(run), prefetcher, self.rules)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
-        terms, deadline = unplanned(self.terms.own_terms, runs, self.terms.app, clock)
-        unplanned_call = StartedCall(None, self.original, terms, deadline, rules=self.rules)
-        is_off = is_async or self.terms.speculate == "off" or isinstance(self.original, Workflow)
+        request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
+        unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=self.rules)
+        is_off = is_async or self.settings.speculate == "off" or isinstance(self.original, Workflow)
         if self.pool is not None or is_off:
             return unplanned_call
         return self._begin_without_pool(entry, graph_input, unplanned_call, runs)
@@ -375,7 +375,7 @@ class Session(ServedObject):
             plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             plan = plan if plan is not None and plan.intercept() else None
             target = self.original
-            if plan is not None or _has_gaining_parts(target, self.terms.threads):
+            if plan is not None or _has_gaining_parts(target, self.settings.threads):
                 target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)
             if plan is None and target is self.original:
                 return unplanned_call
@@ -392,16 +392,16 @@ class Session(ServedObject):
     def _watch_call(self, runs: Sequence[Any]) -> Run:
         """Start the trace of a call without a pool: as a query, or as a part of the query around it."""
         pool = watching_pool()
-        outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
+        outer_run = joinable(context_of(self.settings.requested_context, runs, pool).run)
         if outer_run is not None:
             return JoinedRun(outer_run)
-        query = new_query(self.terms.own_terms, runs, self.terms.app, None, pool.runtime.time())
+        query = new_query(self.settings.requested_context, runs, self.settings.app, None, pool.runtime.time())
         return pool.runtime.watch(query, joins=True)
 
     def _submit(self, pool: EnginePool, entry: str, graph_input: GraphInput | None, runs: Sequence[Any]) -> Run:
         """Submit the graph of a call: as a query, or as a part of the query around it."""
-        outer_run = joinable(context_of(self.terms.own_terms, runs, pool).run)
-        query = new_query(self.terms.own_terms, runs, self.terms.app, graph_input, pool.runtime.time())
+        outer_run = joinable(context_of(self.settings.requested_context, runs, pool).run)
+        query = new_query(self.settings.requested_context, runs, self.settings.app, graph_input, pool.runtime.time())
         if graph_input is None:  # it cannot be planned; its parts can
             return JoinedRun(outer_run) if outer_run is not None else pool.runtime.watch(query, joins=True)
         texts = len(graph_input.get(TEXTS, ()))
@@ -543,7 +543,7 @@ def _close_after_thread(call: StartedCall, thread: threading.Thread) -> None:
 
 def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
     with call.ending():
-        for piece in routed_items(call.rules, streamed_in(call.query_run, call.terms, pieces)):
+        for piece in routed_items(call.rules, streamed_in(call.query_run, call.request_context, pieces)):
             call.check()
             yield piece
         call.check()
@@ -551,7 +551,7 @@ def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> G
 
 async def _astream_in_query(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     with call.ending():
-        items = arouted_items(call.rules, astreamed_in(call.query_run, call.terms, pieces))
+        items = arouted_items(call.rules, astreamed_in(call.query_run, call.request_context, pieces))
         async with aclosing(items) as pieces_in_query:  # type: ignore[type-var]
             while True:
                 async with interrupting(call.deadline):

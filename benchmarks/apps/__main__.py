@@ -1,6 +1,6 @@
 """Five applications: accelerated, as they are, and by the paper's baselines, on the same engines.
 
-Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`; two instances of each LLM; a search and a tool of
+Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`; two replicas of each LLM; a search and a tool of
 0.5 s, which is a guess), in wall-clock time. Every scheme gets the same queries, each with caches and collections
 emptied before it; who is first alternates; answers and sources are compared.
 

@@ -1,4 +1,4 @@
-"""The engines of the five applications, to be simulated: two instances of each LLM, one of everything else."""
+"""The engines of the five applications, to be simulated: two replicas of each LLM, one of everything else."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Scheme:
         return self.how != "messages" or app in MESSAGES
 
     def pool(self, scale: float) -> EnginePool:
-        """Two instances of each LLM, one of everything else, as in the paper."""
+        """Two replicas of each LLM, one of everything else, as in the paper."""
         return fake_pool(agent.TOOLS, factor=scale, policy=self.policy, prefix_caching=self.caching, llms=2)
 
     def ask(self, app: App, pool: EnginePool, *, proxy: str = "proxy", collection: str = COLLECTION) -> Ask:
@@ -100,7 +100,7 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme("object", "object", TO, True),
     Scheme("accelerated", "accelerated", "topology-aware", True),
 )
-"""LLM instances are chosen by prefix and load in all of them: that is the pool's."""
+"""LLM replicas are chosen by prefix and load in all of them: that is the pool's."""
 
 
 def left_out() -> list[str]:

@@ -77,7 +77,7 @@ def counted() -> Iterator[dict[str, float]]:
 def engines(scale: float) -> dict[str, Any]:
     """As a pool's file has them."""
     return {
-        name: {"factory": "benchmarks.apps.studied:engine", "instances": len(found), "options": {"scale": scale}}
+        name: {"factory": "benchmarks.apps.studied:engine", "replicas": len(found), "options": {"scale": scale}}
         for name, found in Ground().made().items()
     }
 

@@ -1,7 +1,7 @@
 """Workflows of the five applications in virtual time, with one thing changed at a time: what the ablations run.
 
 The form of the workflow API has no plain object beside its graph, so its passes can be taken away one by one. Engines
-are those of `--ground profile`: an RTX 3090 for each model, two instances of each LLM, a search of half a second
+are those of `--ground profile`: an RTX 3090 for each model, two replicas of each LLM, a search of half a second
 (a guess), the agent's tools at once. Every upload is in a collection of its own.
 """
 
@@ -92,7 +92,7 @@ class Ground:
 
 
 def engine(name: str, scale: float = 1.0) -> Engine:
-    """One instance, for a pool elsewhere."""
+    """One replica, for a pool elsewhere."""
     return Ground(scale=scale).made()[name][0]
 
 

@@ -143,18 +143,16 @@ def costs(found: Result) -> Picture:
     plans = tuple((one["primitives"], one["plan_ms"]["median"]) for one in found["planning"])
     kept = tuple((one["primitives"], one["kept_ms"]["median"]) for one in found["planning"])
     decided = found["decisions"]
-    waiting = tuple((one["waiting"], one["us"]["median"] / 1000) for one in decided if one["instances"] == 4)
-    copies = tuple((one["instances"], one["us"]["median"] / 1000) for one in decided if one["waiting"] == 100)
+    waiting = tuple((one["waiting"], one["us"]["median"] / 1000) for one in decided if one["replicas"] == 4)
+    copies = tuple((one["replicas"], one["us"]["median"] / 1000) for one in decided if one["waiting"] == 100)
     asked = tuple((one["queries"], one["ms"]["median"]) for one in found["at_once"])
     one = Panel("Planning", "primitives", "ms", 0, 0, 252, 220, (True, True))
-    two = replace(one, title="A request, scheduled", across="waiting, or instances", x=254)
+    two = replace(one, title="A request, scheduled", across="waiting, or replicas", x=254)
     three = replace(one, title="A primitive, all in all", across="queries at once", x=508)
     body = lines(one, [Series("all passes", plans, "accent"), Series("kept", kept, "decoding")])
-    body += lines(
-        two, [Series("waiting", sorted_(waiting), "accent"), Series("instances", sorted_(copies), "decoding")]
-    )
+    body += lines(two, [Series("waiting", sorted_(waiting), "accent"), Series("replicas", sorted_(copies), "decoding")])
     body += lines(three, [Series("in one process", asked, "accent")])
-    keys = [Key("all passes; requests that wait; queries", "accent"), Key("a kept plan; instances", "decoding")]
+    keys = [Key("all passes; requests that wait; queries", "accent"), Key("a kept plan; replicas", "decoding")]
     return Picture(762, 225, body, keys, lined=True)
 
 

@@ -1,1 +1,1 @@
-"""Several instances of an LLM in virtual time: workloads, a simulator, how others route."""
+"""Several replicas of an LLM in virtual time: workloads, a simulator, how others route."""

@@ -10,11 +10,11 @@ from teola_plugin.scheduling.engine_queue import CacheEvent
 from teola_plugin.scheduling.placement import Fits, PlacementChoice, PlacementRequest, PlacementRule, PrefixIndex
 
 TREE = 2**24 // 64
-"""Blocks that the prefix tree of a router may hold for an instance (SGLang and its descendants: 2**24 characters)."""
+"""Blocks that the prefix tree of a router may hold for a replica (SGLang and its descendants: 2**24 characters)."""
 
 
 class Router:
-    """Chooses one of all instances when a request comes, whatever runs there."""
+    """Chooses one of all replicas when a request comes, whatever runs there."""
 
     def __init__(self) -> None:
         self.outstanding: dict[str, int] = {}
@@ -26,19 +26,19 @@ class Router:
     def least(self) -> str:
         return min(self.outstanding, key=lambda name: (self.outstanding[name], name))
 
-    def choose_instance(self, asked: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+    def choose_replica(self, asked: PlacementRequest, fits: Fits) -> PlacementChoice | None:
         return PlacementChoice(self.choose(asked), asked.size, PlacementRule.EXPLORE)
 
     def record_sent(self, asked: PlacementRequest, placed: PlacementChoice) -> None:
-        self.outstanding[placed.instance] += 1
-        self._where[asked.id] = placed.instance
+        self.outstanding[placed.replica] += 1
+        self._where[asked.id] = placed.replica
 
     def record_ended(self, at: float, requests: Iterable[str]) -> None:
         for request in requests:
             self.outstanding[self._where.pop(request)] -= 1
 
-    def add_instance(self, instance: str) -> None:
-        self.outstanding.setdefault(instance, 0)
+    def add_replica(self, replica: str) -> None:
+        self.outstanding.setdefault(replica, 0)
 
     def begin_round(self, at: float) -> None: ...
 
@@ -46,8 +46,8 @@ class Router:
 
     def record_cache_event(self, event: CacheEvent) -> None: ...
 
-    def forget_instance(self, instance: str) -> None:
-        self.outstanding.pop(instance, None)
+    def forget_replica(self, replica: str) -> None:
+        self.outstanding.pop(replica, None)
 
 
 class RoundRobin(Router):
@@ -88,14 +88,14 @@ class ByPrefix(Router):
         if self.unbalanced(max(self.outstanding.values()), min(self.outstanding.values())):
             return self.relief()
         found = self.tree.match(asked.blocks)
-        holders = [name for name, depth in found.by_instance().items() if depth == found.depth]
+        holders = [name for name, depth in found.by_replica().items() if depth == found.depth]
         if holders and found.depth >= self.match * len(asked.blocks):
             return min(holders, key=lambda name: (self.outstanding[name], name))
         return min(self.outstanding, key=lambda name: (self.tree.blocks_on(name), name))
 
     def record_sent(self, asked: PlacementRequest, placed: PlacementChoice) -> None:
         super().record_sent(asked, placed)
-        self.tree.hold(placed.instance, asked.blocks, 0.0)
+        self.tree.hold(placed.replica, asked.blocks, 0.0)
 
 
 class VllmRouter(ByPrefix):

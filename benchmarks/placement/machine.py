@@ -38,13 +38,13 @@ def step_seconds(tokens: int, context: int, chunks: Iterable[tuple[int, int]] = 
 
 
 def prefill_seconds(tokens: int) -> float:
-    """A whole prompt on an idle instance, in chunks."""
+    """A whole prompt on an idle replica, in chunks."""
     ends = [*range(CHUNK, tokens, CHUNK), tokens]
     return sum(step_seconds(end - at, end, [(end - at, end)]) for at, end in itertools.pairwise([0, *ends]))
 
 
 def profile(max_batch: int, max_requests: int) -> EngineProfile:
-    """What calibrating such an instance would find."""
+    """What calibrating such a replica would find."""
     sizes = (1, 192, 384, 512, 1024, 2048, 4096, 8192, 16384)
     return EngineProfile(
         {

@@ -29,7 +29,7 @@ class Workload:
     """`rate` in requests a second; `alone`: share of requests that share nothing with any other."""
 
     name: str
-    instances: int
+    replicas: int
     patterns: int
     requests: int
     rate: float
@@ -68,7 +68,7 @@ class Workload:
 
 
 def percent_common(common: float, rate: float) -> Workload:
-    """PercentCommonShared at four instances: Preble scales patterns, requests and rate with them."""
+    """PercentCommonShared at four replicas: Preble scales patterns, requests and rate with them."""
     return Workload(f"common {common:.0%}", 4, 120, int(600 * rate), 2 * rate, common=common)
 
 

@@ -28,9 +28,9 @@ def add_pool(commands: Any) -> None:
     status = _command(commands, "status", run_status, "how the engines of a shared pool are")
     _add_address(status)
     status.add_argument("--json", action="store_true", help="print one JSON list, and nothing else")
-    scale = _command(commands, "scale", run_scale, "add or take away instances while queries run")
+    scale = _command(commands, "scale", run_scale, "add or take away replicas while queries run")
     scale.add_argument("engine")
-    scale.add_argument("instances", type=count)
+    scale.add_argument("replicas", type=count)
     _add_address(scale)
     _add_address(_command(commands, "down", run_down, "end a shared pool, and its Ray cluster if `up` started one"))
     calibrate = _command(commands, "calibrate", run_calibrate, "measure the engines of a pool's YAML on this machine")
@@ -66,7 +66,7 @@ def run_up(options: argparse.Namespace) -> int:
             config,
             options.address,
             host=options.host,
-            on_started=lambda facts: console.print(f"{facts.name}: {len(facts.instances)} up", highlight=False),
+            on_started=lambda facts: console.print(f"{facts.name}: {len(facts.replicas)} up", highlight=False),
             on_waiting=lambda text: notes.print(text, highlight=False, soft_wrap=True),
         )
     console.print(f"pool {config.name!r} at {address}", highlight=False)
@@ -78,7 +78,7 @@ def run_up(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    """Print the state of each instance. Return exit status 1 if an engine or an instance is not up."""
+    """Print the state of each replica. Return exit status 1 if an engine or a replica is not up."""
     from teola_plugin.cluster import deploy
 
     engines = deploy.status(options.pool, options.address)
@@ -87,22 +87,22 @@ def run_status(options: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     else:
         _print_status(engines)
-    return 0 if all(engine["running"] and all(i["up"] for i in engine["instances"]) for engine in engines) else 1
+    return 0 if all(engine["running"] and all(i["up"] for i in engine["replicas"]) for engine in engines) else 1
 
 
 def _print_status(engines: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("engine", "instance", "state", "running", "queued", "KV used", "process", "clients")
+    table = Table("engine", "replica", "state", "running", "queued", "KV used", "process", "clients")
     for engine in engines:
-        if not engine["instances"]:
+        if not engine["replicas"]:
             table.add_row(engine["engine"], "", f"down {engine.get('error', '')}", "", "", "", "", "")
-        for instance in engine["instances"]:
-            state = "up" if instance["up"] else "starting"
-            load = (instance["running"], engine["queued"], f"{instance['kv_used']:.0%}")
-            cells = (*load, instance["pid"], engine["clients"])
-            table.add_row(engine["engine"], instance["instance"], state, *map(str, cells))
+        for replica in engine["replicas"]:
+            state = "up" if replica["up"] else "starting"
+            load = (replica["running"], engine["queued"], f"{replica['kv_used']:.0%}")
+            cells = (*load, replica["pid"], engine["clients"])
+            table.add_row(engine["engine"], replica["replica"], state, *map(str, cells))
     Console().print(table)
 
 
@@ -111,8 +111,8 @@ def run_scale(options: argparse.Namespace) -> int:
 
     from teola_plugin.cluster import deploy
 
-    instances = deploy.scale(options.pool, options.engine, options.instances, options.address)
-    Console().print(f"{options.engine}: {instances} instances", highlight=False)
+    replicas = deploy.scale(options.pool, options.engine, options.replicas, options.address)
+    Console().print(f"{options.engine}: {replicas} replicas", highlight=False)
     return 0
 
 
@@ -149,7 +149,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
 async def _measure_profiles(config: PoolConfig, names: Sequence[str]) -> dict[str, Any]:
     """Measure engines one after the other, so that they do not disturb each other, and return their profiles.
 
-    Profiles are JSON-ready data by engine, and are stored where passes, batcher and simulator find them. One instance
+    Profiles are JSON-ready data by engine, and are stored where passes, batcher and simulator find them. One replica
     of each engine is started here, without Ray. Raise what the engines raise.
     """
     from teola_plugin.cluster.deployment.engine_factory import build_engine

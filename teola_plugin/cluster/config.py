@@ -1,4 +1,4 @@
-"""The pool's YAML: which engines there are, how many instances of each, and what they may use.
+"""The pool's YAML: which engines there are, how many replicas of each, and what they may use.
 
 ::
 
@@ -7,7 +7,7 @@
       llm:
         kind: vllm
         model: meta-llama/Llama-3.1-8B-Instruct
-        instances: 2
+        replicas: 2
         gpus: 1
         engine_args: {max_model_len: 8192}
       embedder: {kind: embedding, model: BAAI/bge-large-en-v1.5}
@@ -31,27 +31,28 @@ Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "websearc
 
 
 class Autoscale(BaseModel):
-    """Lets the number of instances follow the queue: one more while more than `queued_per_instance` requests wait for
+    """Lets the number of replicas follow the queue: one more while more than `queued_per_replica` requests wait for
     each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    least: int = Field(1, ge=1)
-    most: int = Field(ge=1)
-    queued_per_instance: float = Field(8.0, gt=0)
-    up_after: float = Field(5.0, ge=0)
-    """Seconds that the queue must be long before an instance is added."""
-    down_after: float = Field(60.0, ge=0)
-    """Seconds without a queue before an instance is removed."""
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(ge=1)
+    queued_per_replica: float = Field(8.0, gt=0)
+    up_after_s: float = Field(5.0, ge=0)
+    """Seconds that the queue must be long before a replica is added."""
+    down_after_s: float = Field(60.0, ge=0)
+    """Seconds without a queue before a replica is removed."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> Autoscale:
-        if self.least > self.most:
-            raise ValueError(f"least is {self.least}, most is {self.most}: give most at least as many")
+        if self.min_replicas > self.max_replicas:
+            limits = f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}"
+            raise ValueError(f"{limits}: write max_replicas at least as large")
         return self
 
 
 class EngineConfig(BaseModel):
-    """The settings of one engine, and the resources of each of its instances."""
+    """The settings of one engine, and the resources of each of its replicas."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Kind | None = None
@@ -61,19 +62,19 @@ class EngineConfig(BaseModel):
     """A folder or hub name (vllm, openai; embedding and reranking, which have small defaults); `bundled` for the small
     model that comes with the package (vllm, reranking)."""
     dsn: str = Field("", repr=False)  # it may hold a password
-    """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the instance."""
+    """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the replica."""
     base_url: str = Field("", repr=False)
     """An OpenAI-compatible server (openai), a SearXNG (websearch)."""
-    instances: int = Field(1, ge=1, le=1024)
+    replicas: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
-    """Logical Ray CPUs that each instance reserves."""
+    """Logical Ray CPUs that each replica reserves."""
     gpus: float = Field(0.0, ge=0)
-    """Ray GPUs of each instance: it computes on them. With tensor parallelism, as many as it has ranks; a part (0.5) is
+    """Ray GPUs of each replica: it computes on them. With tensor parallelism, as many as it has ranks; a part (0.5) is
     the same share of a card's memory."""
     cores: tuple[str, ...] = ()
-    """Cores of each instance in turn, e.g. `["0-3", "4-7"]` (CPU builds only)."""
+    """Cores of each replica in turn, e.g. `["0-3", "4-7"]` (CPU builds only)."""
     resources: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Custom Ray resources of each instance, e.g. to tie it to a kind of node."""
+    """Custom Ray resources of each replica, e.g. to tie it to a kind of node."""
     engine_args: Mapping[str, Any] = Field(default_factory=dict)
     """Passed on to vLLM as they are: tensor_parallel_size, quantization, enable_lora, max_model_len, ..."""
     drafts: Any = None
@@ -99,7 +100,7 @@ class EngineConfig(BaseModel):
             _check_drafts_value(value)
         return "off" if value is False else value
 
-    @field_validator("instances", "cpus", "gpus", "max_queued", mode="before")
+    @field_validator("replicas", "cpus", "gpus", "max_queued", mode="before")
     @classmethod
     def _check_numbers(cls, value: Any) -> Any:
         if isinstance(value, bool):
@@ -110,7 +111,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def _check_cores(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            raise ValueError('it must be a list with one text for each instance, e.g. ["0-3", "4-7"]')
+            raise ValueError('it must be a list with one text for each replica, e.g. ["0-3", "4-7"]')
         return tuple(map(_checked_cores, value))
 
     @model_validator(mode="after")
@@ -125,8 +126,8 @@ class EngineConfig(BaseModel):
             raise ValueError(f"engine_args are vLLM's; give a {self.kind or 'factory'} engine options")
         self._check_drafts()
         self._check_options()
-        if self.cores and len(self.cores) < self.most_instances:
-            raise ValueError(f"cores name {len(self.cores)} sets for {self.most_instances} instances")
+        if self.cores and len(self.cores) < self.max_replicas:
+            raise ValueError(f"cores name {len(self.cores)} sets for {self.max_replicas} replicas")
         if self.gpus > 1 and self.gpus % 1:
             raise ValueError(f"gpus is {self.gpus:g}: give a part of one GPU, or whole ones")
         memory_share = self.memory_share
@@ -157,13 +158,13 @@ class EngineConfig(BaseModel):
 
     @property
     def memory_share(self) -> float | None:
-        """The share of a card's memory that is set for each instance; None if none is."""
+        """The share of a card's memory that is set for each replica; None if none is."""
         share = (self.engine_args if self.kind == "vllm" else self.options).get("gpu_memory_utilization")
         return float(share) if isinstance(share, int | float) else None
 
     @property
-    def most_instances(self) -> int:
-        return max(self.instances, self.autoscale.most if self.autoscale else 0)
+    def max_replicas(self) -> int:
+        return max(self.replicas, self.autoscale.max_replicas if self.autoscale else 0)
 
 
 def _check_drafts_value(value: Any) -> None:
@@ -177,7 +178,7 @@ def _check_drafts_value(value: Any) -> None:
 
 
 def _checked_cores(value: Any) -> str:
-    """Return the cores of one instance as text. Raises `ValueError`."""
+    """Return the cores of one replica as text. Raises `ValueError`."""
     text = str(value)
     try:
         cores = not isinstance(value, bool | float) and parse_cores(text)

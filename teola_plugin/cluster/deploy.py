@@ -54,7 +54,7 @@ def up(
         if not _exists(config.name):
             need_room(
                 [
-                    Reservation.of(name, engine_config, engine_config.instances)
+                    Reservation.of(name, engine_config, engine_config.replicas)
                     for name, engine_config in config.engines.items()
                 ],
                 on_waiting,
@@ -123,7 +123,7 @@ def status(pool: str, address: str | None = None) -> list[dict[str, Any]]:
 def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str, Any]]:
     """Return the engine's last batches, oldest first.
 
-    Each has `batch`, `instance`, `at` (seconds since 1970), `apps`, and `members`: (client, app, primitive) of each
+    Each has `batch`, `replica`, `at` (seconds since 1970), `apps`, and `members`: (client, app, primitive) of each
     request.
     """
     connection.connect(address_of(pool, address))
@@ -131,15 +131,15 @@ def batches(pool: str, engine: str, address: str | None = None) -> list[dict[str
     return rows
 
 
-def scale(pool: str, engine: str, instances: int, address: str | None = None) -> int:
-    """Add or remove instances of an engine while queries run. Returns their number.
+def scale(pool: str, engine: str, replicas: int, address: str | None = None) -> int:
+    """Add or remove replicas of an engine while queries run. Returns their number.
 
     Raises `EngineUnavailable` if the cluster has no room for more.
     """
     connection.connect(address_of(pool, address))
     host = _host(pool, engine)
     try:
-        return int(connection.ensure_ray().get(host.scale.remote(instances)))
+        return int(connection.ensure_ray().get(host.scale.remote(replicas)))
     except Exception as error:
         raise translated(error, engine) from None
 
@@ -238,7 +238,7 @@ class Directory:
             status: dict[str, Any] = await asyncio.wait_for(self._host(engine).status.remote(), 10)
             return status
         except Exception as error:
-            return {"engine": engine, "running": False, "error": f"{type(error).__name__}", "instances": []}
+            return {"engine": engine, "running": False, "error": f"{type(error).__name__}", "replicas": []}
 
     async def stop(self) -> None:
         """End every engine, then their hosts."""

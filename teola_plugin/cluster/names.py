@@ -46,8 +46,8 @@ def directory_options(pool: str) -> dict[str, Any]:
     return {**host_options(pool, ""), "name": directory_name(pool)}
 
 
-def instance_options(config: EngineConfig) -> dict[str, Any]:
-    """Return the options of an instance, which belongs to its host; Ray spreads instances over the nodes."""
+def replica_options(config: EngineConfig) -> dict[str, Any]:
+    """Return the options of a replica, which belongs to its host; Ray spreads replicas over the nodes."""
     return {
         "max_concurrency": MAX_CONCURRENT_CALLS,
         **_QUIET,

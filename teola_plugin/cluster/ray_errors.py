@@ -12,7 +12,7 @@ def actor_gone(error: BaseException) -> bool:
     return isinstance(error, exceptions.RayActorError | exceptions.RaySystemError | exceptions.NodeDiedError)
 
 
-def translated(error: BaseException, engine: str, instance: str = "") -> BaseException:
+def translated(error: BaseException, engine: str, replica: str = "") -> BaseException:
     """Return the error that a caller of this package gets.
 
     Our own errors stay as they were raised; a dead actor becomes `EngineUnavailable`.
@@ -24,17 +24,17 @@ def translated(error: BaseException, engine: str, instance: str = "") -> BaseExc
         if isinstance(cause, TeolaError):
             return cause
         return EngineUnavailable(
-            f"engine {engine!r} instance {instance or '?'} raised {type(cause).__name__}: {cause}",
+            f"engine {engine!r} replica {replica or '?'} raised {type(cause).__name__}: {cause}",
             engine=engine,
-            instance=instance,
+            replica=replica,
             retryable=True,
             hint="see the pool's log",
         )
     if actor_gone(error) or isinstance(error, exceptions.RayError):
         return EngineUnavailable(
-            f"engine {engine!r} instance {instance or '?'} died: {type(error).__name__}.",
+            f"engine {engine!r} replica {replica or '?'} died: {type(error).__name__}.",
             engine=engine,
-            instance=instance,
+            replica=replica,
             retryable=True,
             hint="it is started again by itself; `teola status` shows how it is",
         )

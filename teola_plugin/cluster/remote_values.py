@@ -1,6 +1,6 @@
-"""Large values go from instance to instance: a Ray object holds them, parcels hold references to it.
+"""Large values go from replica to replica: a Ray object holds them, parcels hold references to it.
 
-The instance that made the values owns the object. Ray counts its readers and frees it when the last one has let go.
+The replica that made the values owns the object. Ray counts its readers and frees it when the last one has let go.
 When the owner dies, the values are lost, and whoever needs them requests them again (`SharedPort`).
 """
 
@@ -73,7 +73,7 @@ class RayValue(RemoteValue):
         return RayValue, (self.batch, self.index)
 
 
-# ---------------------------------------------------------------- at the instance that makes the values
+# ---------------------------------------------------------------- at the replica that makes the values
 
 
 def store_large(results: list[Result], kept_requests: Collection[str]) -> list[Result]:
@@ -145,7 +145,7 @@ async def _read(ref: Any) -> list[Any] | None:
     try:
         values: list[Any] = pickle.loads(await asyncio.wait_for(asyncio.wrap_future(ref.future()), FETCH_TIMEOUT_S))
     except (RayError, TimeoutError) as error:
-        log.warning("values that an instance kept are lost (%s): they are made again", type(error).__name__)
+        log.warning("values that a replica kept are lost (%s): they are made again", type(error).__name__)
         return None
     return values
 

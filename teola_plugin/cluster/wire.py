@@ -1,4 +1,4 @@
-"""Messages between clients, engine hosts and instances. Frozen, picklable with the standard library alone.
+"""Messages between clients, engine hosts and replicas. Frozen, picklable with the standard library alone.
 
 Messages travel in parcels: lists that are pickled once. Ray sends bytes fastest, and puts parcels above 100 kB into its
 shared memory by itself. References to large values (see `remote_values`) travel beside the bytes, where Ray sees them.
@@ -65,10 +65,10 @@ Order = Submit | Cancel | UpdateDepths | Listen
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """A request was given to an instance, in a batch with this number."""
+    """A request was given to a replica, in a batch with this number."""
 
     request: str
-    instance: str
+    replica: str
     batch: int
 
 
@@ -105,7 +105,7 @@ class EngineFacts:
     kinds: frozenset[PrimitiveKind]
     profile: EngineProfile
     versions: Mapping[str, str]
-    instances: tuple[str, ...]
+    replicas: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that objects of frameworks read from an engine, e.g. the model's name."""
 
@@ -170,7 +170,7 @@ def _pickled_by_fields(cls: type[Any]) -> None:
     """Pickle a frozen class with slots as one tuple: `dataclasses` walks its fields in Python, twice, which is slow."""
     names = [f.name for f in fields(cls)]
     read_fields = attrgetter(*names)
-    copyreg.pickle(cls, lambda instance: (cls, read_fields(instance) if len(names) > 1 else (read_fields(instance),)))
+    copyreg.pickle(cls, lambda replica: (cls, read_fields(replica) if len(names) > 1 else (read_fields(replica),)))
 
 
 for _cls in (

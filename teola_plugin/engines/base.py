@@ -28,7 +28,7 @@ class EngineLoad:
 
 @runtime_checkable
 class Engine(Protocol):
-    """One instance of an engine. All coroutines run on the pool's loop.
+    """One replica of an engine. All coroutines run on the pool's loop.
 
     Contract, checked by `conformance.EngineConformance`:
 

@@ -1,4 +1,4 @@
-"""Events of an instance's prefix cache, in the names that senders give to prompts (`graph.prefix_blocks`).
+"""Events of a replica's prefix cache, in the names that senders give to prompts (`graph.prefix_blocks`).
 
 An engine that can report them has two attributes: `tell_cache`, True if it shall (None: if useful), read at its start;
 and `on_prefix_events`, a callable or None, which it calls on the pool's loop.
@@ -36,8 +36,8 @@ PrefixEvents = tuple[PrefixStored | PrefixRemoved | PrefixesCleared, ...]
 """Events in the order in which they happened."""
 
 
-def request_prefix_events(instances: Sequence[object]) -> None:
-    """Let several instances report what they cache, if they can and `tell_cache` is None. Call it before they start."""
-    for engine in instances if len(instances) > 1 else ():
+def request_prefix_events(replicas: Sequence[object]) -> None:
+    """Let several replicas report what they cache, if they can and `tell_cache` is None. Call it before they start."""
+    for engine in replicas if len(replicas) > 1 else ():
         if getattr(engine, "tell_cache", False) is None:
             engine.tell_cache = True  # type: ignore[attr-defined]

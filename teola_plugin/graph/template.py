@@ -240,15 +240,17 @@ class Query:
     """Time on the runtime's clock; None for no deadline."""
     weight: float = 1.0
 
-    _terms: RequestContext = field(init=False, repr=False, compare=False, default=RequestContext())
+    _request_context: RequestContext = field(init=False, repr=False, compare=False, default=RequestContext())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_terms", RequestContext(self.tenant, self.app, self.deadline, weight=self.weight))
+        object.__setattr__(
+            self, "_request_context", RequestContext(self.tenant, self.app, self.deadline, weight=self.weight)
+        )
 
     @property
-    def terms(self) -> RequestContext:
+    def request_context(self) -> RequestContext:
         """The context of its requests, created once."""
-        return self._terms
+        return self._request_context
 
     def check(self, graph: Graph) -> None:
         """Raise RegistrationError unless the query binds every external value of `graph`."""

@@ -120,7 +120,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
         "query": trace.query_id,
         "kind": span.kind,
         "engine": span.engine or "client",
-        "instance": span.instance,
+        "replica": span.replica,
         "batch": span.batch,
         "scope": "/".join(span.scope),
         "depth": span.depth,

@@ -180,7 +180,7 @@ def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
         "teola.query.id": span.query_id,
         "teola.primitive.kind": span.kind,
         "teola.engine": span.engine or "client",
-        "teola.engine.instance": span.instance,
+        "teola.engine.replica": span.replica,
         "teola.batch": span.batch,
         "teola.scope": list(span.scope),
         "teola.depth": span.depth,

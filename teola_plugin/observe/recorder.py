@@ -26,12 +26,12 @@ class OpenSpan:
         "drafted",
         "engine",
         "first",
-        "instance",
         "kind",
         "merged",
         "name",
         "outcome",
         "queued",
+        "replica",
         "started",
         "step",
         "tokens",
@@ -48,7 +48,7 @@ class OpenSpan:
         self.first: float | None = None
         self.done: float | None = None
         self.outcome = ""
-        self.instance = ""
+        self.replica = ""
         self.batch = -1
         self.tokens = self.cached = self.step = self.written = self.drafted = self.accepted = 0
         self.cause = self.name = ""
@@ -134,7 +134,7 @@ def close_span(query_id: str, app: str, primitive: str, span: OpenSpan, until: f
         first=span.first,
         done=span.done,
         engine=span.engine,
-        instance=span.instance,
+        replica=span.replica,
         batch=span.batch,
         scope=scope,
         depth=depth,
@@ -329,14 +329,14 @@ class TraceRecorder:
             span.queued = span.queued if began is None else min(span.queued, began)
             span.started, span.done = began, span.done if end is None else end
 
-    def started(self, query_id: str, primitive: str, at: float, *, instance: str = "", batch: int = -1) -> None:
+    def started(self, query_id: str, primitive: str, at: float, *, replica: str = "", batch: int = -1) -> None:
         """Record that a primitive started. Later batches of the same primitive keep the first start."""
         span = self._find(query_id, primitive)
         if span is None:
             return
         if span.started is None:
             span.started = at
-        span.instance = instance or span.instance
+        span.replica = replica or span.replica
         span.batch = batch if batch >= 0 else span.batch
 
     def first(self, query_id: str, primitive: str, at: float) -> None:

@@ -45,7 +45,7 @@ class Span:
     done: float | None = None
     engine: str = ""
     """Empty for primitives that run at the client."""
-    instance: str = ""
+    replica: str = ""
     batch: int = -1
     """Id of the last batch of which it was a part; -1 if there was none."""
     scope: tuple[str, ...] = ()

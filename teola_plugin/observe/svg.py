@@ -107,7 +107,7 @@ def facts(span: Span, origin: float, step: Step | None = None) -> list[tuple[str
     """Return the lines of the tooltip for a span of `step`, with times from the query's start."""
     lines = [
         ("kind", words(span.kind)),
-        ("engine", " / ".join(filter(None, (span.engine or "client", span.instance)))),
+        ("engine", " / ".join(filter(None, (span.engine or "client", span.replica)))),
         ("waited", duration(max(0.0, span.begin - span.queued))),
         ("ran", duration(span.seconds) if span.done is not None else "did not finish"),
         ("from", f"{duration(max(0.0, span.begin - origin))} on"),

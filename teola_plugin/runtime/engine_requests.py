@@ -103,7 +103,7 @@ class ResultStream:
             raise EngineError(
                 f"request {self.request_id} was done again, and its text is another one than that which was passed on.",
                 engine=self.engine,
-                hint="ask again; for equal texts, sample greedily or with a seed, on instances of one kind",
+                hint="ask again; for equal texts, sample greedily or with a seed, on replicas of one kind",
             )
         self.close()
         self.readers = []
@@ -192,7 +192,7 @@ class EngineRequest:
     primitive: str
     """The primitive that it is queued, run and traced as."""
     claims: Claims = field(default_factory=Claims)
-    terms: RequestContext = NO_CONTEXT
+    request_context: RequestContext = NO_CONTEXT
     """Those of its most urgent caller; they hold on a retry, too."""
     state: RequestState = RequestState.QUEUED
     is_cancelled: bool = False
@@ -312,15 +312,15 @@ class EngineRequest:
         """See `Claimable`."""
         return not (self.is_cancelled or self.has_failed_in_passing or self.search.is_outdated)
 
-    def subscribe(self, caller: Caller, terms: RequestContext) -> None:
-        """Note that a caller waits for the result, on these terms."""
+    def subscribe(self, caller: Caller, request_context: RequestContext) -> None:
+        """Note that a caller with this context waits for the result."""
         self.claims.add(caller)
-        self.take_terms(terms)
+        self.raise_urgency(request_context)
 
-    def take_terms(self, terms: RequestContext) -> None:
-        """Make the request as urgent as these terms require."""
-        if terms is not self.terms:
-            self.terms = more_urgent(self.terms, terms)
+    def raise_urgency(self, request_context: RequestContext) -> None:
+        """Make the request as urgent as this context requires."""
+        if request_context is not self.request_context:
+            self.request_context = more_urgent(self.request_context, request_context)
 
     def forget(self) -> None:
         """Let the result go, once the calls that check it have taken it."""
@@ -337,22 +337,31 @@ class EngineRequest:
             self.forget()
 
 
-def placed(terms: RequestContext, depth: int, gang: str) -> RequestContext:
-    """Return the same terms at another place of the query. (`dataclasses.replace` takes several times as long.)"""
-    if terms.depth == depth and terms.gang == gang:
-        return terms
-    return RequestContext(terms.tenant, terms.app, terms.deadline, terms.goal, terms.weight, depth, terms.session, gang)
+def placed(request_context: RequestContext, depth: int, gang: str) -> RequestContext:
+    """Return the same context at another depth and gang. (`dataclasses.replace` takes several times as long.)"""
+    if request_context.depth == depth and request_context.gang == gang:
+        return request_context
+    return RequestContext(
+        request_context.tenant,
+        request_context.app,
+        request_context.deadline,
+        request_context.goal,
+        request_context.weight,
+        depth,
+        request_context.session,
+        gang,
+    )
 
 
 def more_urgent(one: RequestContext, other: RequestContext) -> RequestContext:
-    """Return the terms of a request that two callers want: the earlier deadline and goal, greater weight and depth."""
+    """Return the context of a request of two callers: the earlier deadline and goal, the greater weight and depth."""
     if one == other:
         return one
     first = other if other.depth > one.depth else one
     if (one.deadline, one.goal, one.weight) == (other.deadline, other.goal, other.weight):
         return first
-    deadlines = [terms.deadline for terms in (one, other) if terms.deadline is not None]
-    goals = [terms.goal for terms in (one, other) if terms.goal is not None]
+    deadlines = [request_context.deadline for request_context in (one, other) if request_context.deadline is not None]
+    goals = [request_context.goal for request_context in (one, other) if request_context.goal is not None]
     return replace(
         first,
         deadline=min(deadlines, default=None),
@@ -447,7 +456,7 @@ class RequestTable:
         query: str,
         key: RequestKey | None,
         caller: Caller,
-        terms: RequestContext,
+        request_context: RequestContext,
         make: Callable[[], EngineRequest],
         graph: PlannerGraph = OWN_GRAPH,
     ) -> EngineRequest:
@@ -458,7 +467,7 @@ class RequestTable:
         """
         requests = self._of(query)
         request = requests.claims.claim_or_add(key, caller, lambda: requests.add(make()), graph)
-        request.take_terms(terms)
+        request.raise_urgency(request_context)
         return request
 
     def end(self, request: EngineRequest, value: Any, error: BaseException | None) -> None:

@@ -46,12 +46,12 @@ def outcome_error(run: QueryRun, order: End) -> QueryError | BaseException | Non
     return error
 
 
-def too_large_error(kind: PrimitiveKind, size: float, limit: int, engine: str, instance: str = "") -> RequestTooLarge:
+def too_large_error(kind: PrimitiveKind, size: float, limit: int, engine: str, replica: str = "") -> RequestTooLarge:
     """Return the error of a request that takes `size` slots of an engine that can take `limit`."""
     return RequestTooLarge(
         f"a {kind.value} request takes {size} slots of engine {engine!r}, which can take {limit} at most.",
         engine=engine,
-        instance=instance,
+        replica=replica,
         hint="shorten the prompt, or give the engine a larger limit (for vLLM: engine_args max_model_len)",
     )
 
@@ -91,7 +91,7 @@ def unqueueable_error(error: Exception, kind: PrimitiveKind, engine: str) -> Eng
 
 
 def engine_down_error(engine: str, cause: str) -> EngineUnavailable:
-    """Return the error of requests to an engine that has no instance left and gets none."""
+    """Return the error of requests to an engine that has no replica left and gets none."""
     return EngineUnavailable(
         f"engine {engine!r} is down and could not be restarted: {cause}",
         engine=engine,
@@ -105,16 +105,16 @@ def overload_error(engine: str, queued: int, limit: int) -> EngineOverloaded:
         f"engine {engine!r} has {queued} requests queued, its limit is {limit}.",
         engine=engine,
         retryable=True,
-        hint="send fewer queries at once, or add instances",
+        hint="send fewer queries at once, or add replicas",
     )
 
 
-def instance_lost_error(engine: str, instance: str, reason: str) -> EngineUnavailable:
-    """Return the error of requests that ran at an instance which died or hangs."""
+def replica_lost_error(engine: str, replica: str, reason: str) -> EngineUnavailable:
+    """Return the error of requests that ran at a replica which died or hangs."""
     return EngineUnavailable(
-        f"instance {instance} of engine {engine!r} was lost: {reason}.",
+        f"replica {replica} of engine {engine!r} was lost: {reason}.",
         engine=engine,
-        instance=instance,
+        replica=replica,
         retryable=True,
         hint="it is started again by itself",
     )

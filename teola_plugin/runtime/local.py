@@ -50,7 +50,7 @@ _NO_GRAPH = Graph((), Ref("$input"))
 class LocalRuntime:
     """The runtime that executes e-graphs and single calls on the given engines.
 
-    `engines`: instances by engine name; `policy`: of all engines, or of each by name; `max_queued`: number of requests
+    `engines`: replicas by engine name; `policy`: of all engines, or of each by name; `max_queued`: number of requests
     that an engine takes before it refuses more, by name. With `loop=SameLoop()` everything runs on the caller's own
     loop (virtual time); otherwise on a thread of its own, so callers may come from any thread or loop.
     """
@@ -69,7 +69,7 @@ class LocalRuntime:
         keep_traces: int = 64,
         sink: TraceSink | None = None,
     ) -> None:
-        self._engines = {name: list(instances) for name, instances in engines.items()}
+        self._engines = {name: list(replicas) for name, replicas in engines.items()}
         self._policy = policy
         self._max_queued = max_queued or {}
         self.loop = loop or LoopThread()
@@ -130,22 +130,22 @@ class LocalRuntime:
 
     async def astart(self) -> None:
         """`start` for a runtime on the caller's loop."""
-        for instances in self._engines.values():
-            request_prefix_events(instances)
-        engines = [e for instances in self._engines.values() for e in instances]
+        for replicas in self._engines.values():
+            request_prefix_events(replicas)
+        engines = [e for replicas in self._engines.values() for e in replicas]
         if placed := on_cards(engines):
             await asyncio.to_thread(assign_devices, placed)
         await asyncio.gather(*(e.start() for e in engines))
         for engine in engines:  # one after the other: engines that share cores would disturb each other's figures
             await calibrate(engine)
-        self._open({name: self._port_of(name, instances) for name, instances in self._engines.items()})
+        self._open({name: self._port_of(name, replicas) for name, replicas in self._engines.items()})
 
-    def _port_of(self, name: str, instances: Sequence[Engine]) -> Port:
+    def _port_of(self, name: str, replicas: Sequence[Engine]) -> Port:
         """Return the port of an engine: the one that the engine itself makes, if it needs no scheduler."""
-        make_port = getattr(instances[0], "make_port", None) if len(instances) == 1 else None
+        make_port = getattr(replicas[0], "make_port", None) if len(replicas) == 1 else None
         if make_port is not None:
             return make_port(self._listener)  # type: ignore[no-any-return]
-        by_name = {str(number): engine for number, engine in enumerate(instances)}
+        by_name = {str(number): engine for number, engine in enumerate(replicas)}
         policy = self._policy.get(name) if isinstance(self._policy, Mapping) else self._policy
         max_queued = self._max_queued.get(name, MAX_QUEUED)
         return EnginePort(name, by_name, self._listener, policy=policy, max_queued=max_queued)
@@ -179,7 +179,7 @@ class LocalRuntime:
         await self._close_engines()
 
     async def _close_engines(self) -> None:
-        stops = (at_most(_STOP_TIMEOUT_S, e.stop()) for instances in self._engines.values() for e in instances)
+        stops = (at_most(_STOP_TIMEOUT_S, e.stop()) for replicas in self._engines.values() for e in replicas)
         await asyncio.gather(*stops, return_exceptions=True)
 
     def add(self, engine: Engine, *, running: bool) -> None:
@@ -272,8 +272,8 @@ class LocalRuntime:
     def _due(self, query: Query) -> float | None:
         if query.deadline is not None:
             return query.deadline
-        terms = current_request_context.get()
-        return None if terms is None or terms.goal is None else self.time() + terms.goal
+        request_context = current_request_context.get()
+        return None if request_context is None or request_context.goal is None else self.time() + request_context.goal
 
     def _admit(
         self,
@@ -337,14 +337,14 @@ class LocalRuntime:
         speculative: bool = False,
         keep_remote: bool = False,
         run: QueryRun | None = None,
-        terms: RequestContext | None = None,
+        request_context: RequestContext | None = None,
     ) -> CallHandle:
         """Make a call, with one request per payload; inside a live query, earlier requests are claimed.
 
         With `stream`, pieces can be read as they come: as a part of the result, or, if `speculative`, as a prediction
         of it, which does not change how the request is scheduled and repeated.
 
-        A call outside any live query has the request context `terms`, or that of the running code. With `keep_remote`,
+        A call outside any live query has this request context, or that of the running code. With `keep_remote`,
         large values may stay where they are made: the results are `RemoteValue`s, for other requests.
         """
         port = self.port(engine)
@@ -354,7 +354,9 @@ class LocalRuntime:
         if tally is not None:
             tally.watch(future)
         payloads, log = list(payloads), PieceLog(speculative=speculative) if stream else None
-        call = RequestedCall(kind, port, payloads, (), _terms_of(run, terms), future, log, keep_remote)
+        call = RequestedCall(
+            kind, port, payloads, (), _request_context_of(run, request_context), future, log, keep_remote
+        )
         if run is not None:
             caller = current_place.get()
             call.step, call.deferred = run.steps.id_of(caller.step), caller.deferred
@@ -383,7 +385,7 @@ class LocalRuntime:
         return version if isinstance(version, Version) else None
 
     def admin(self, engine: str, method: str, *args: Any) -> Future[Any]:
-        """Run a coroutine method of the engine's (first) instance on the pool's loop, e.g. `count`, `delete`."""
+        """Run a coroutine method of the engine's (first) replica on the pool's loop, e.g. `count`, `delete`."""
         return self.loop.run(self._admin(self.port(engine), method, args))
 
     async def _admin(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
@@ -400,8 +402,8 @@ class LocalRuntime:
         self.loop.run(self.areset()).result(60)
 
     async def areset(self) -> None:
-        for instances in self._engines.values():
-            for engine in instances:
+        for replicas in self._engines.values():
+            for engine in replicas:
                 await engine.reset()
 
     def forget(self, tenant: str) -> None:
@@ -416,21 +418,21 @@ class LocalRuntime:
 
     async def aforget(self, tenant: str) -> None:
         self._forget_queries(tenant)
-        for instances in self._engines.values():
-            for engine in instances:
+        for replicas in self._engines.values():
+            for engine in replicas:
                 await forget(engine, tenant)
 
 
-def _terms_of(run: QueryRun | None, terms: RequestContext | None) -> RequestContext:
+def _request_context_of(run: QueryRun | None, request_context: RequestContext | None) -> RequestContext:
     """Return the request context of a call at its place. Code that goes on after a query keeps its tenant."""
-    if terms is not None:
-        return terms
+    if request_context is not None:
+        return request_context
     if run is None:
-        terms = current_request_context.get() or RequestContext()
+        request_context = current_request_context.get() or RequestContext()
     else:
-        terms = replace(run.query.terms, deadline=None) if run.closed else run.query.terms
+        request_context = replace(run.query.request_context, deadline=None) if run.closed else run.query.request_context
     caller = current_place.get()
-    return placed(terms, caller.depth, caller.gang)
+    return placed(request_context, caller.depth, caller.gang)
 
 
 @functools.lru_cache(maxsize=64)

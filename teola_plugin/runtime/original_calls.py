@@ -47,7 +47,7 @@ class RequestedCall:
     payloads: Sequence[Any]
     keys: Sequence[RequestKey | None]
     """Request keys of the payloads; empty if nothing can be claimed."""
-    terms: RequestContext
+    request_context: RequestContext
     future: Future[list[Any]]
     log: PieceLog | None
     """Reader of its pieces; None unless it is streamed."""
@@ -113,10 +113,16 @@ class OriginalCalls:
             call.log.close()
 
     def _run_for(self, call: RequestedCall) -> QueryRun:
-        """Create a run for a call that is made outside any live query. Its terms hold all the same."""
-        terms, name = call.terms, f"call{next(_numbers)}"
-        query = Query(id=name, app=terms.app, tenant=terms.tenant, deadline=terms.deadline, weight=terms.weight)
-        if terms.deadline is not None and not self._set_timer(call, name, terms.deadline):
+        """Create a run for a call that is made outside any live query. Its context holds all the same."""
+        request_context, name = call.request_context, f"call{next(_numbers)}"
+        query = Query(
+            id=name,
+            app=request_context.app,
+            tenant=request_context.tenant,
+            deadline=request_context.deadline,
+            weight=request_context.weight,
+        )
+        if request_context.deadline is not None and not self._set_timer(call, name, request_context.deadline):
             raise _too_late(name)
         return QueryRun(None, query, None, {}, True, QueryStore({}))  # type: ignore[arg-type]
 
@@ -164,7 +170,9 @@ class OriginalCalls:
             key = call.keys[number] if call.keys else None
             key = key or engines.request_key_of(call.port, run.query.tenant, payload)
         drafts = drafts_of_call(run, call.port.name, payload) if call.port.engine.profile.drafts else ()
-        entry = engines.join(run, Caller.ORIGINAL, call.port, call.kind, payload, key, call.terms, name, drafts=drafts)
+        entry = engines.join(
+            run, Caller.ORIGINAL, call.port, call.kind, payload, key, call.request_context, name, drafts=drafts
+        )
         entry.claims.last_claim = run.calls_made
         if not entry.is_expected and call.step:
             self._driver.trace.at_step(run, entry, call.step)
@@ -186,19 +194,21 @@ class OriginalCalls:
     @staticmethod
     def _request(run: QueryRun, call: RequestedCall, payload: Any, name: str) -> EngineRequest:
         """Create the request for a call that is made outside any live query."""
-        terms, is_streamed = call.terms, call.log is not None
+        request_context, is_streamed = call.request_context, call.log is not None
         request = Request(
             request_id(run.id),
             call.kind,
             payload,
             query=run.id,
-            tenant=terms.tenant,
+            tenant=request_context.tenant,
             stream=is_streamed,
-            app=terms.app,
+            app=request_context.app,
             drafts=all_drafts(call.port.engine.profile, payload),
         )
-        entry = EngineRequest(request, call.port.name, None, name, terms=terms, state=RequestState.EXPECTED)
-        entry.subscribe(Caller.ORIGINAL, terms)
+        entry = EngineRequest(
+            request, call.port.name, None, name, request_context=request_context, state=RequestState.EXPECTED
+        )
+        entry.subscribe(Caller.ORIGINAL, request_context)
         if call.log is not None:
             entry.read_into(call.log)
         return entry
@@ -222,16 +232,18 @@ class OriginalCalls:
             entry.primitive = name
             if call.keep_remote:
                 entry.request = replace(entry.request, keep_remote=True)
-        depth, query = call.terms.depth, driver.query(run) if is_live else None
+        depth, query = call.request_context.depth, driver.query(run) if is_live else None
         if query is not None:
             # The original waits for this very call: nothing of its query is more urgent.
             depth = max(depth, query.deepest() + run.looks_ahead)
             driver.trace.called(run, name, new, depth, call.step)
         for entry in new:
-            entry.terms = placed(entry.terms, depth, entry.terms.gang)
+            entry.request_context = placed(entry.request_context, depth, entry.request_context.gang)
             entry.queued_depth = depth
         remaining_s = driver.engines.remaining.call(query, depth)
-        event, change = call_enqueue_event(driver.now(), run, call.kind, name, depth, call.terms.gang, new, remaining_s)
+        event, change = call_enqueue_event(
+            driver.now(), run, call.kind, name, depth, call.request_context.gang, new, remaining_s
+        )
         if change is not None:
             call.port.depths(change)
         call.port.enqueue(new, event)

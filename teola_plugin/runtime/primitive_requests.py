@@ -158,11 +158,18 @@ def enqueue_event(
     Such a prefix is not in the graph.
     """
     query, gang_objective = run.query, live.gang_objective if live is not None else WARM_UP
-    # Instances for several items have one `call`: each is a session, or all would go to one instance of the engine.
+    # Instances for several items have one `call`: each is a session, or all would go to one replica of the engine.
     session = f"{run.id}/{p.call}{InstancePath(p.id).items}" if p.prompt else ""
     is_for_idle_engine = p.attributes.when == "idle"
-    terms = query.app, query.weight, session, is_for_idle_engine, _gang(run, gang_objective), gang_objective.objective
-    return Enqueue(at, run.id, p.id, p.kind, (), depth, *terms, remaining, _remaining_s(at, run))
+    priority = (
+        query.app,
+        query.weight,
+        session,
+        is_for_idle_engine,
+        _gang(run, gang_objective),
+        gang_objective.objective,
+    )
+    return Enqueue(at, run.id, p.id, p.kind, (), depth, *priority, remaining, _remaining_s(at, run))
 
 
 def gang_changed(
@@ -216,8 +223,8 @@ def call_enqueue_event(
         entry.queued_gang = urgency[1]
     if not (is_streamed or gang):
         run.last_calls[engine, kind] = new[-1], is_member
-    terms = query.app, query.weight, "", False, urgency[1], urgency[0]
-    event = Enqueue(at, run.id, name, kind, (), depth, *terms, remaining, _remaining_s(at, run))
+    priority = query.app, query.weight, "", False, urgency[1], urgency[0]
+    event = Enqueue(at, run.id, name, kind, (), depth, *priority, remaining, _remaining_s(at, run))
     change = None
     if before is not None and overlaps and not is_known_member:
         before.queued_gang = urgency[1]
@@ -234,8 +241,10 @@ def changed_depths(run: QueryRun, depths: Mapping[str, int]) -> dict[str, int]:
     for name, depth in depths.items():
         live = run.primitives.get(name)
         for entry in live.entries if live is not None else ():
-            entry.terms = placed(entry.terms, max(depth, entry.terms.depth), entry.terms.gang)
-            entry.queued_depth = entry.terms.depth
+            entry.request_context = placed(
+                entry.request_context, max(depth, entry.request_context.depth), entry.request_context.gang
+            )
+            entry.queued_depth = entry.request_context.depth
             changed[entry.primitive] = max(entry.queued_depth, changed.get(entry.primitive, 0))
     return changed
 

@@ -447,8 +447,8 @@ class CallScope:
             return call, True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        terms: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "graph": self.graph}
-        call, is_maker = self.table.join(key, self.caller, invocation, **terms)
+        options: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "graph": self.graph}
+        call, is_maker = self.table.join(key, self.caller, invocation, **options)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_early and not is_maker and not self.may_make:

@@ -45,7 +45,7 @@ current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", defau
 
 in_child(lambda: current_run.set(None))  # the query goes on in the parent, and only there
 
-current_request_context: ContextVar[RequestContext | None] = ContextVar("teola_current_terms", default=None)
+current_request_context: ContextVar[RequestContext | None] = ContextVar("teola_current_request_context", default=None)
 """The request context of calls that belong to no live query, also where planning fell back."""
 
 

@@ -43,12 +43,12 @@ class Enqueue(Event):
     app: str = "default"
     weight: float = 1.0
     session: str = ""
-    """Requests of one session (a full prefilling and its partial ones) go to one instance."""
+    """Requests of one session (a full prefilling and its partial ones) go to one replica."""
     when_idle: bool = False
     """True for a warm-up that can wait for a pause of its engine: it waits until nothing deeper runs."""
     gang: str = ""
     """Name of the primitive that puts the values of several such primitives together. Where they share no prefix, they
-    are done sooner on different instances."""
+    are done sooner on different replicas."""
     objective: Objective = Objective.LATENCY
     remaining: float = 0.0
     """Expected seconds from its beginning to the end of its query, on idle engines; 0 if unknown."""
@@ -57,9 +57,9 @@ class Enqueue(Event):
 
     def with_requests(self, requests: tuple[QueuedRequest, ...]) -> Enqueue:
         """Return a copy with these requests. (`dataclasses.replace` takes five times as long.)"""
-        terms = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
+        priority = (self.depth, self.app, self.weight, self.session, self.when_idle, self.gang, self.objective)
         times = (self.remaining, self.left)
-        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *terms, *times)
+        return Enqueue(self.at, self.query, self.primitive, self.kind, requests, *priority, *times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PrefillEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class CancelRequests(Event):
-    """Queued or running requests are not needed any more; running ones are cancelled at their instance."""
+    """Queued or running requests are not needed any more; running ones are cancelled at their replica."""
 
     requests: tuple[str, ...]
 
@@ -100,41 +100,41 @@ class DepthChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceUp(Event):
-    instance: str
+class ReplicaUp(Event):
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceDrained(Event):
-    """An instance gets no more requests; those that run there go on."""
+class ReplicaDrained(Event):
+    """A replica gets no more requests; those that run there go on."""
 
-    instance: str
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceDown(Event):
-    """An instance died; the driver ends its running requests."""
+class ReplicaDown(Event):
+    """A replica died; the driver ends its running requests."""
 
-    instance: str
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent(Event):
-    """An instance's prefix cache changed, as its engine reports."""
+    """A replica's prefix cache changed, as its engine reports."""
 
-    instance: str
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStored(CacheEvent):
-    """The instance's cache holds this prefix."""
+    """The replica's cache holds this prefix."""
 
     blocks: PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRemoved(CacheEvent):
-    """The instance's cache keeps only the first `keeps` blocks of this prefix."""
+    """The replica's cache keeps only the first `keeps` blocks of this prefix."""
 
     blocks: PrefixBlocks
     keeps: int = 0
@@ -142,12 +142,12 @@ class CacheRemoved(CacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared(CacheEvent):
-    """The instance's cache is empty."""
+    """The replica's cache is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse(CacheEvent):
-    """Running requests occupy this share (0 to 1) of the instance's cache."""
+    """Running requests occupy this share (0 to 1) of the replica's cache."""
 
     share: float
 
@@ -157,13 +157,13 @@ class CacheUse(CacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class RunBatch(Instruction):
-    """Execute these requests together on one instance.
+    """Execute these requests together on one replica.
 
     `priorities` are admission numbers, or smaller ones for requests that overtake others (see
     `engine_queue.waiting_number`): the lower, the more urgent.
     """
 
-    instance: str
+    replica: str
     batch: int
     requests: tuple[str, ...]
     priorities: tuple[int, ...]
@@ -173,7 +173,7 @@ class RunBatch(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class CancelRunning(Instruction):
-    instance: str
+    replica: str
     requests: tuple[str, ...]
 
 
@@ -200,9 +200,9 @@ EngineEvent = (
     | PrefillEnded
     | CancelRequests
     | DepthChanged
-    | InstanceUp
-    | InstanceDrained
-    | InstanceDown
+    | ReplicaUp
+    | ReplicaDrained
+    | ReplicaDown
     | CacheEvent
     | Tick
 )
@@ -307,7 +307,7 @@ class QueuedPrimitive:
     def of(event: Enqueue, arrival_number: int, query_number: int = 0) -> QueuedPrimitive:
         requests, due = deque(event.requests), None if event.left is None else event.at + event.left
         position = event.query, event.primitive, event.kind, requests, event.depth, arrival_number
-        terms = (
+        priority = (
             event.app,
             event.weight,
             event.session,
@@ -317,7 +317,7 @@ class QueuedPrimitive:
             event.remaining,
             due,
         )
-        fields = (*position, *terms)
+        fields = (*position, *priority)
         return QueuedPrimitive(*fields, all_requests=event.requests, query_number=query_number)
 
     def put_back(self, request: str) -> None:
@@ -328,28 +328,28 @@ class QueuedPrimitive:
 
 @dataclass(slots=True)
 class RunningRequest:
-    """A request that an instance has been given."""
+    """A request that a replica has been given."""
 
     request: str
     query: str
     primitive: str
     depth: int
     size: float
-    instance: str
+    replica: str
     source: QueuedPrimitive
     """The queued primitive that it came from, and goes back to if it is to run again."""
     prefilling: bool = True
     """True until its first piece comes (LLMs): its prompt takes units of the tick."""
     number: int | None = None
-    """Its place in the queue of its instance (see `waiting_number`); None until it has one."""
+    """Its place in the queue of its replica (see `waiting_number`); None until it has one."""
 
     @staticmethod
-    def of(queued: QueuedPrimitive, request: str, size: float, instance: str) -> RunningRequest:
-        return RunningRequest(request, queued.query, queued.primitive, queued.depth, size, instance, queued)
+    def of(queued: QueuedPrimitive, request: str, size: float, replica: str) -> RunningRequest:
+        return RunningRequest(request, queued.query, queued.primitive, queued.depth, size, replica, queued)
 
 
 class FreeSlots(Protocol):
-    """Free slots as a policy sees them: those of one instance, or of all together."""
+    """Free slots as a policy sees them: those of one replica, or of all together."""
 
     in_order: bool
     """True if a request that does not fit holds up the rest of its primitive."""
@@ -366,7 +366,7 @@ class FreeSlots(Protocol):
 
 @dataclass(slots=True)
 class Slots:
-    """The free capacity of one instance in one tick."""
+    """The free capacity of one replica in one tick."""
 
     requests: int
     units: float
@@ -402,37 +402,37 @@ class Slots:
 
 
 @dataclass(slots=True)
-class OnInstance:
-    """The requests that run on one instance. `units` are those of the requests that are `prefilling`."""
+class OnReplica:
+    """The requests that run on one replica. `units` are those of the requests that are `prefilling`."""
 
     requests: dict[str, RunningRequest] = field(default_factory=dict)
     prefilling: int = 0
     units: float = 0
 
 
-EMPTY_INSTANCE = OnInstance()
+EMPTY_REPLICA = OnReplica()
 
 
 @dataclass(slots=True)
 class Running:
-    """The running requests of one engine, by id, by instance and by query, and the units that each app got."""
+    """The running requests of one engine, by id, by replica and by query, and the units that each app got."""
 
     now: float = 0.0
     """Time of the event that is being handled."""
     by_id: dict[str, RunningRequest] = field(default_factory=dict)
     served_units: ServedUnits = field(default_factory=ServedUnits)
-    _instances: dict[str, OnInstance] = field(default_factory=dict)
+    _replicas: dict[str, OnReplica] = field(default_factory=dict)
     _queries: dict[str, dict[str, RunningRequest]] = field(default_factory=dict)
 
     def add(self, running: RunningRequest) -> None:
         self.by_id[running.request] = running
         self._queries.setdefault(running.query, {})[running.request] = running
-        on_instance = self._instances.get(running.instance)
-        if on_instance is None:
-            on_instance = self._instances[running.instance] = OnInstance()
-        on_instance.requests[running.request] = running
-        on_instance.prefilling += 1
-        on_instance.units += running.size
+        on_replica = self._replicas.get(running.replica)
+        if on_replica is None:
+            on_replica = self._replicas[running.replica] = OnReplica()
+        on_replica.requests[running.request] = running
+        on_replica.prefilling += 1
+        on_replica.units += running.size
 
     def remove(self, request: str) -> None:
         """Remove a request, if it runs."""
@@ -440,7 +440,7 @@ class Running:
         if running is None:
             return
         self.prefilled(running)
-        del self._instances[running.instance].requests[request]
+        del self._replicas[running.replica].requests[request]
         of_query = self._queries[running.query]
         del of_query[request]
         if not of_query:
@@ -450,12 +450,12 @@ class Running:
         """Record that a request's prompt is computed: it no longer takes units of the tick."""
         if running.prefilling:
             running.prefilling = False
-            on_instance = self._instances[running.instance]
-            on_instance.prefilling -= 1
-            on_instance.units -= running.size
+            on_replica = self._replicas[running.replica]
+            on_replica.prefilling -= 1
+            on_replica.units -= running.size
 
-    def at(self, instance: str) -> OnInstance:
-        return self._instances.get(instance, EMPTY_INSTANCE)
+    def at(self, replica: str) -> OnReplica:
+        return self._replicas.get(replica, EMPTY_REPLICA)
 
     def deepest(self, query: str) -> int:
         """Return the depth of the deepest running primitive of a query; -1 if none runs."""
@@ -466,7 +466,7 @@ class Running:
         query; 0 if none runs."""
         return max((r.source.remaining for r in self._queries.get(query, {}).values()), default=0.0)
 
-    def holds_back(self, warmup: QueuedPrimitive, instance: str, profile: EngineProfile) -> bool:
+    def holds_back(self, warmup: QueuedPrimitive, replica: str, profile: EngineProfile) -> bool:
         """Return True if a warm-up must wait, because it would delay requests that gate more.
 
         That is a deeper prefilling; a deeper decoding if the warm-up can wait for a pause, or if the two would only
@@ -474,24 +474,24 @@ class Running:
         loses the profile's `interference` of it.
         """
         shares_capacity = not profile.takes_turns and not warmup.when_idle
-        neighbours = self.at(instance).requests
-        own_count = sum(r.instance == instance for r in self._queries.get(warmup.query, {}).values())
+        neighbours = self.at(replica).requests
+        own_count = sum(r.replica == replica for r in self._queries.get(warmup.query, {}).values())
         if profile.interference and profile.interference * (len(neighbours) - own_count) >= 1:
             return True
         return any(r.depth > warmup.depth and (r.prefilling or not shares_capacity) for r in neighbours.values())
 
-    def slots(self, instance: str, profile: EngineProfile) -> Slots:
-        on_instance = self.at(instance)
+    def slots(self, replica: str, profile: EngineProfile) -> Slots:
+        on_replica = self.at(replica)
         if profile.batching is Batching.STATIC:
-            if on_instance.requests:
+            if on_replica.requests:
                 return Slots(0, 0, is_idle=False)
             efficient = max(1, profile.max_efficient_batch)
             return Slots(max(efficient, profile.max_batch), efficient, is_idle=True, bulk=efficient)
-        units = profile.max_batch - on_instance.units
-        return Slots(profile.max_requests - len(on_instance.requests), units, is_idle=not on_instance.prefilling)
+        units = profile.max_batch - on_replica.units
+        return Slots(profile.max_requests - len(on_replica.requests), units, is_idle=not on_replica.prefilling)
 
 
-# ------------------------------------------------------------ the order in which instances begin their requests
+# ------------------------------------------------------------ the order in which replicas begin their requests
 
 MAX_NUMBERED_QUERIES = 10_000
 
@@ -520,11 +520,11 @@ class QueryNumbers:
 
 def waiting_number(
     request: RunningRequest,
-    instance: OnInstance,
+    replica: OnReplica,
     next_number: int,
     overtakes: Callable[[RunningRequest, RunningRequest], bool],
 ) -> int:
-    """Return the number that a request gets in the queue of an instance.
+    """Return the number that a request gets in the queue of a replica.
 
     An LLM is given more prompts than it computes at once, so that it is never idle. They wait there in the order of
     their numbers (vLLM's priorities; equal ones by arrival), where a policy no longer chooses. Numbers are given once:
@@ -533,7 +533,7 @@ def waiting_number(
     """
     waiting = [
         (other, other.number)
-        for other in instance.requests.values()
+        for other in replica.requests.values()
         if other.prefilling and other.number is not None and other.source.objective is not Objective.BACKGROUND
     ]
     overtaken = [number for other, number in waiting if overtakes(request, other)]

@@ -1,6 +1,6 @@
 """Lower tier: one engine's queue, shared by all queries and apps (paper, section 5.2). Pure: no clock, no I/O.
 
-Batches are formed from the queue: instances take from it in turn, or requests are placed one by one.
+Batches are formed from the queue: replicas take from it in turn, or requests are placed one by one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from teola_plugin.scheduling.engine_queue import (
     Dropped,
     EngineEvent,
     Enqueue,
-    InstanceDown,
-    InstanceDrained,
-    InstanceUp,
     PrefillEnded,
     QueryNumbers,
     QueuedPrimitive,
     QueuedRequest,
     Reject,
+    ReplicaDown,
+    ReplicaDrained,
+    ReplicaUp,
     RequestsEnded,
     Retried,
     RunBatch,
@@ -46,13 +46,13 @@ from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engi
 
 _WARM_UP = PrimitiveKind.PARTIAL_PREFILLING
 PATIENCE = 20
-"""Batches per instance that may overtake a request which waits for a certain instance."""
+"""Batches per replica that may overtake a request which waits for a certain replica."""
 
 
 class SharedSlots:
-    """The free slots of all instances of a continuous engine in one round of admissions.
+    """The free slots of all replicas of a continuous engine in one round of admissions.
 
-    The policy chooses the request, the placement its instance. A request that is taken is admitted at once: `running`
+    The policy chooses the request, the placement its replica. A request that is taken is admitted at once: `running`
     is kept up to date.
     """
 
@@ -61,7 +61,7 @@ class SharedSlots:
     def __init__(
         self,
         profile: EngineProfile,
-        instances: Sequence[str],
+        replicas: Sequence[str],
         running: Running,
         placement: RequestPlacement,
         at: float,
@@ -69,25 +69,25 @@ class SharedSlots:
         uncontended: bool = False,
     ) -> None:
         self.admitted: dict[str, list[tuple[QueuedPrimitive, QueuedRequest]]] = {}
-        """The requests that were taken, by instance and in order."""
+        """The requests that were taken, by replica and in order."""
         self._profile = profile
         self._running = running
         self._placement = placement
-        self._open = list(instances)
+        self._open = list(replicas)
         self._uncontended = uncontended
         """True once all requests that wanted a slot were offered one."""
         self._reserved: set[str] = set()
         self.refusals = 0
-        self._patience = PATIENCE * len(instances)
+        self._patience = PATIENCE * len(replicas)
         self._warm_up: QueuedPrimitive | None = None
         placement.begin_round(at)
 
     @property
     def left(self) -> bool:
         while self._open:
-            on_instance = self._running.at(self._open[-1])
-            has_slot = len(on_instance.requests) < self._profile.max_requests and self._open[-1] not in self._reserved
-            if has_slot and (not on_instance.prefilling or on_instance.units < self._profile.max_batch):
+            on_replica = self._running.at(self._open[-1])
+            has_slot = len(on_replica.requests) < self._profile.max_requests and self._open[-1] not in self._reserved
+            if has_slot and (not on_replica.prefilling or on_replica.units < self._profile.max_batch):
                 return True
             self._open.pop()
         return False
@@ -105,46 +105,46 @@ class SharedSlots:
             self._warm_up is not None,
             self._uncontended,
         )
-        choice = self._placement.choose_instance(placement_request, self.fits)
+        choice = self._placement.choose_replica(placement_request, self.fits)
         if choice is None:
             self.refusals += 1
             if urgent and not self._reserved and self._open and self._warm_up is None:
-                # It is too large for what is free anywhere: one instance takes nothing else until it fits there.
+                # It is too large for what is free anywhere: one replica takes nothing else until it fits there.
                 self._reserved.add(min(self._open, key=lambda i: (self._running.at(i).units, i)))
             return False
         self._placement.record_sent(placement_request, choice)
-        self._running.add(RunningRequest.of(queued, request.id, choice.units, choice.instance))
-        self.admitted.setdefault(choice.instance, []).append((queued, request))
+        self._running.add(RunningRequest.of(queued, request.id, choice.units, choice.replica))
+        self.admitted.setdefault(choice.replica, []).append((queued, request))
         return True
 
     def may_run(self, queued: QueuedPrimitive) -> bool:
-        """Return False for a warm-up that every instance holds back: policies do not see it."""
+        """Return False for a warm-up that every replica holds back: policies do not see it."""
         if queued.kind is not _WARM_UP:
             return True
-        return not all(self._running.holds_back(queued, instance, self._profile) for instance in self._open)
+        return not all(self._running.holds_back(queued, replica, self._profile) for replica in self._open)
 
-    def fits(self, instance: str, units: int) -> bool:
-        """Return True if the instance has a slot for the request that is being placed."""
-        on_instance = self._running.at(instance)
-        if len(on_instance.requests) >= self._profile.max_requests or instance in self._reserved:
+    def fits(self, replica: str, units: int) -> bool:
+        """Return True if the replica has a slot for the request that is being placed."""
+        on_replica = self._running.at(replica)
+        if len(on_replica.requests) >= self._profile.max_requests or replica in self._reserved:
             return False
-        if on_instance.prefilling and on_instance.units + units > self._profile.max_batch:
+        if on_replica.prefilling and on_replica.units + units > self._profile.max_batch:
             return False
-        return self._warm_up is None or not self._running.holds_back(self._warm_up, instance, self._profile)
+        return self._warm_up is None or not self._running.holds_back(self._warm_up, replica, self._profile)
 
 
 class Batches:
-    """The queue and the instances of one engine. The policy chooses the next request, the placement its instance.
+    """The queue and the replicas of one engine. The policy chooses the next request, the placement its replica.
 
-    Instances of an engine that keeps nothing take from the queue in turn, the one with the fewest requests first
-    (`LeastOutstanding`). Where several instances cache prefixes, each request is placed on its own (`E2`). `placement`
+    Replicas of an engine that keeps nothing take from the queue in turn, the one with the fewest requests first
+    (`LeastOutstanding`). Where several replicas cache prefixes, each request is placed on its own (`E2`). `placement`
     overrides that; raises ConfigError where it cannot work.
     """
 
     def __init__(
         self,
         profile: EngineProfile,
-        instances: tuple[str, ...],
+        replicas: tuple[str, ...],
         policy: BatchPolicy | None,
         placement: LeastOutstanding | RequestPlacement | None,
     ) -> None:
@@ -152,8 +152,8 @@ class Batches:
         self.policy: BatchPolicy = policy or TopologyAware()
         self.placement: LeastOutstanding = LeastOutstanding()
         self.router: RequestPlacement | None = None
-        """Chooses the instance of each request; None where instances take from the queue in turn."""
-        self.instances = list(instances)
+        """Chooses the replica of each request; None where replicas take from the queue in turn."""
+        self.replicas = list(replicas)
         self.queue: list[QueuedPrimitive] = []
         self.running = Running()
         self._automatic = placement is None
@@ -172,9 +172,9 @@ class Batches:
         return self.router is not None
 
     def _route_if_several(self) -> None:
-        """Place requests by E2 once an engine that caches prefixes has a second instance."""
+        """Place requests by E2 once an engine that caches prefixes has a second replica."""
         profile = self.profile
-        several = len(self.instances) > 1 and profile.batching is Batching.CONTINUOUS and profile.prefix_caching
+        several = len(self.replicas) > 1 and profile.batching is Batching.CONTINUOUS and profile.prefix_caching
         if several and self._automatic and self.router is None:
             self._use_router(E2(profile))
 
@@ -182,15 +182,15 @@ class Batches:
         if self.profile.batching is Batching.STATIC:
             raise ConfigError(
                 f"{type(router).__name__} places request by request, but a batch of a static engine runs as one.",
-                hint="leave out `placement`: instances of a static engine take whole batches in turn",
+                hint="leave out `placement`: replicas of a static engine take whole batches in turn",
             )
         self.router = router
-        for instance in self.instances:
-            router.add_instance(instance)
+        for replica in self.replicas:
+            router.add_replica(replica)
 
-    # ------------------------------------------------------------ instances in turn
+    # ------------------------------------------------------------ replicas in turn
 
-    def _serve_instances_in_turn(self) -> Instructions:
+    def _serve_replicas_in_turn(self) -> Instructions:
         batches: Instructions = []
         while self.queue:
             batch = self._next_batch()
@@ -200,51 +200,51 @@ class Batches:
         return batches
 
     def _next_batch(self) -> RunBatch | None:
-        """Return one batch for the least loaded instance with free slots, or for the home of a waiting session."""
-        slots = {i: self.running.slots(i, self.profile) for i in self.instances}
+        """Return one batch for the least loaded replica with free slots, or for the home of a waiting session."""
+        slots = {i: self.running.slots(i, self.profile) for i in self.replicas}
         free = {i: s.requests if s.left else 0 for i, s in slots.items()}
-        outstanding = {i: len(self.running.at(i).requests) for i in self.instances}
-        for instance in sorted((i for i, n in free.items() if n), key=lambda i: (outstanding[i], i)):
+        outstanding = {i: len(self.running.at(i).requests) for i in self.replicas}
+        for replica in sorted((i for i, n in free.items() if n), key=lambda i: (outstanding[i], i)):
             eligible = [
                 q
                 for q in self.queue
-                if (not q.session and q.kind is not _WARM_UP) or self._may_run(q, instance, free, outstanding)
+                if (not q.session and q.kind is not _WARM_UP) or self._may_run(q, replica, free, outstanding)
             ]
-            picked = self.policy.pick(eligible, self.running, slots[instance]) if eligible else []
+            picked = self.policy.pick(eligible, self.running, slots[replica]) if eligible else []
             if picked:
                 for queued, request in picked:
-                    self.placement.remember(queued.session, instance)
-                    self.running.add(RunningRequest.of(queued, request.id, request.size, instance))
-                return self._admit(instance, picked)
+                    self.placement.remember(queued.session, replica)
+                    self.running.add(RunningRequest.of(queued, request.id, request.size, replica))
+                return self._admit(replica, picked)
         return None
 
     def _may_run(
-        self, queued: QueuedPrimitive, instance: str, free: dict[str, int], outstanding: dict[str, int]
+        self, queued: QueuedPrimitive, replica: str, free: dict[str, int], outstanding: dict[str, int]
     ) -> bool:
-        if queued.kind is _WARM_UP and self.running.holds_back(queued, instance, self.profile):
+        if queued.kind is _WARM_UP and self.running.holds_back(queued, replica, self.profile):
             return False
         if not queued.session:
             return True
-        return self.placement.choose(free, outstanding, queued.session) == instance
+        return self.placement.choose(free, outstanding, queued.session) == replica
 
     # ------------------------------------------------------------ request by request
 
     def _place_requests(self, router: RequestPlacement, at: float) -> Instructions:
         """Run rounds of the policy over all free slots until nothing more is taken.
 
-        A last round offers the slots that are left to requests that wait for a certain instance.
+        A last round offers the slots that are left to requests that wait for a certain replica.
         """
         batches: Instructions = []
         uncontended = False
         while self.queue:
-            slots = SharedSlots(self.profile, self.instances, self.running, router, at, uncontended=uncontended)
+            slots = SharedSlots(self.profile, self.replicas, self.running, router, at, uncontended=uncontended)
             if not slots.left:
                 break
             eligible = [queued for queued in self.queue if slots.may_run(queued)]
             if not eligible:
                 break
             self.policy.pick(eligible, self.running, slots)
-            batches += [self._admit(instance, picked) for instance, picked in slots.admitted.items()]
+            batches += [self._admit(replica, picked) for replica, picked in slots.admitted.items()]
             if uncontended or not (slots.refusals or slots.admitted):
                 break
             uncontended = bool(slots.refusals)
@@ -252,7 +252,7 @@ class Batches:
 
     # ------------------------------------------------------------ admission
 
-    def _admit(self, instance: str, picked: list[Pick]) -> RunBatch:
+    def _admit(self, replica: str, picked: list[Pick]) -> RunBatch:
         newest_arrival = -1
         requests, priorities, urgencies = [], [], []
         for queued, request in picked:
@@ -260,26 +260,26 @@ class Batches:
             queued.requests.remove(request)
             self.running.served_units.add(queued.app, queued.weight, request.size)
             requests.append(request.id)
-            priorities.append(self._queue_number(queued, request.id, instance))
+            priorities.append(self._queue_number(queued, request.id, replica))
             urgencies.append((queued.depth, queued.objective))
         self.queue = [q for q in self.queue if q.requests]
         for queued in self.queue:
             if queued.arrival_number >= newest_arrival:  # the queue is in order
                 break
             queued.overtaken += 1
-        return RunBatch(instance, next(self._batches), tuple(requests), tuple(priorities), tuple(urgencies))
+        return RunBatch(replica, next(self._batches), tuple(requests), tuple(priorities), tuple(urgencies))
 
-    def _queue_number(self, queued: QueuedPrimitive, request: str, instance: str) -> int:
-        """Give a request its number in the queue of its instance if it is an LLM request, else its admission number."""
+    def _queue_number(self, queued: QueuedPrimitive, request: str, replica: str) -> int:
+        """Give a request its number in the queue of its replica if it is an LLM request, else its admission number."""
         running, number = self.running.by_id[request], next(self._admissions)
         if queued.kind in LLM_KINDS:
-            number = waiting_number(running, self.running.at(instance), number, self.policy.overtakes)
+            number = waiting_number(running, self.running.at(replica), number, self.policy.overtakes)
         running.number = number
         return number
 
 
 class EngineScheduler(Batches):
-    """Forms batches for the instances of one engine (see `Batches`) as events come.
+    """Forms batches for the replicas of one engine (see `Batches`) as events come.
 
     Slots are never overrun, and every request is answered. Raises ConfigError where `placement` cannot work.
     """
@@ -287,11 +287,11 @@ class EngineScheduler(Batches):
     def __init__(
         self,
         profile: EngineProfile,
-        instances: tuple[str, ...] = ("0",),
+        replicas: tuple[str, ...] = ("0",),
         policy: BatchPolicy | None = None,
         placement: LeastOutstanding | RequestPlacement | None = None,
     ) -> None:
-        super().__init__(profile, instances, policy, placement)
+        super().__init__(profile, replicas, policy, placement)
         self._arrivals = itertools.count()
         self._query_numbers = QueryNumbers()
         self._check = StateCheck()
@@ -302,9 +302,9 @@ class EngineScheduler(Batches):
             PrefillEnded: self._prefilled,
             CancelRequests: self._cancel,
             DepthChanged: self._depths,
-            InstanceUp: self._up,
-            InstanceDrained: self._remove_instance,
-            InstanceDown: self._remove_instance,
+            ReplicaUp: self._up,
+            ReplicaDrained: self._remove_replica,
+            ReplicaDown: self._remove_replica,
             CacheStored: self._cache,
             CacheRemoved: self._cache,
             CacheCleared: self._cache,
@@ -318,9 +318,7 @@ class EngineScheduler(Batches):
         instructions = self._handlers[type(event)](event)
         if self.queue and not isinstance(event, CacheEvent):  # cache events are many, and free no slot
             router = self.router
-            instructions += (
-                self._serve_instances_in_turn() if router is None else self._place_requests(router, event.at)
-            )
+            instructions += self._serve_replicas_in_turn() if router is None else self._place_requests(router, event.at)
         if VALIDATE and self._check.due(len(self.queue) + len(self.running.by_id)):
             validate_engine_scheduler(self)
         return instructions
@@ -372,7 +370,7 @@ class EngineScheduler(Batches):
         return []
 
     def _cache(self, event: CacheEvent) -> Instructions:
-        if self.router is not None and event.instance in self.instances:
+        if self.router is not None and event.replica in self.replicas:
             self.router.record_cache_event(event)
         return []
 
@@ -384,13 +382,13 @@ class EngineScheduler(Batches):
             queued.requests = type(queued.requests)(r for r in queued.requests if r.id not in unwanted)
         self.queue = [q for q in self.queue if q.requests]
         instructions: Instructions = [Dropped(tuple(dropped))] if dropped else []
-        by_instance: dict[str, list[str]] = {}
+        by_replica: dict[str, list[str]] = {}
         for request in event.requests:
             if (running := self.running.by_id.get(request)) is not None:
-                by_instance.setdefault(running.instance, []).append(request)
+                by_replica.setdefault(running.replica, []).append(request)
         return [
             *instructions,
-            *(CancelRunning(instance, tuple(requests)) for instance, requests in by_instance.items()),
+            *(CancelRunning(replica, tuple(requests)) for replica, requests in by_replica.items()),
         ]
 
     def _depths(self, event: DepthChanged) -> Instructions:
@@ -409,20 +407,20 @@ class EngineScheduler(Batches):
         if queued.primitive in event.objectives:
             queued.objective, queued.gang = event.objectives[queued.primitive]
 
-    def _up(self, event: InstanceUp) -> Instructions:
-        if event.instance not in self.instances:
-            self.instances.append(event.instance)
+    def _up(self, event: ReplicaUp) -> Instructions:
+        if event.replica not in self.replicas:
+            self.replicas.append(event.replica)
             if self.router is not None:
-                self.router.add_instance(event.instance)
+                self.router.add_replica(event.replica)
             self._route_if_several()
         return []
 
-    def _remove_instance(self, event: InstanceDrained | InstanceDown) -> Instructions:
-        self.instances = [i for i in self.instances if i != event.instance]
-        self.placement.forget_instance(event.instance)
+    def _remove_replica(self, event: ReplicaDrained | ReplicaDown) -> Instructions:
+        self.replicas = [i for i in self.replicas if i != event.replica]
+        self.placement.forget_replica(event.replica)
         if self.router is not None:
-            self.router.forget_instance(event.instance)
-        if isinstance(event, InstanceDown):
-            for request in list(self.running.at(event.instance).requests):
+            self.router.forget_replica(event.replica)
+        if isinstance(event, ReplicaDown):
+            for request in list(self.running.at(event.replica).requests):
                 self.running.remove(request)
         return []

@@ -37,13 +37,13 @@ class BatchPolicy(Protocol):
     """Chooses from `queue` (in order of arrival) the requests that go next, as far as `slots` takes them; removes
     nothing.
 
-    If there are several instances, `slots` chooses the instance of each request.
+    If there are several replicas, `slots` chooses the replica of each request.
     """
 
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]: ...
 
     def overtakes(self, request: RunningRequest, other: RunningRequest) -> bool:
-        """Return True if a request goes before another that its instance got earlier and has not begun."""
+        """Return True if a request goes before another that its replica got earlier and has not begun."""
         return False
 
 

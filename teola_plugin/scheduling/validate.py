@@ -27,7 +27,7 @@ class EngineState(Protocol):
     """The state of an engine scheduler."""
 
     profile: EngineProfile
-    instances: list[str]
+    replicas: list[str]
     queue: list[QueuedPrimitive]
     running: Running
 
@@ -57,7 +57,7 @@ def validate_engine_scheduler(scheduler: EngineState) -> None:
     _check(arrived == sorted(set(arrived)), f"the queue is out of order: {arrived}")
     duplicates = [name for name, count in Counter([*queued, *scheduler.running.by_id]).items() if count > 1]
     _check(not duplicates, f"requests are there twice: {duplicates}")
-    _check(len(set(scheduler.instances)) == len(scheduler.instances), f"an instance is twice: {scheduler.instances}")
+    _check(len(set(scheduler.replicas)) == len(scheduler.replicas), f"a replica is twice: {scheduler.replicas}")
     _validate_running(scheduler)
 
 
@@ -65,27 +65,27 @@ def _validate_running(scheduler: EngineState) -> None:
     running, profile = scheduler.running, scheduler.profile
     max_static_batch = max(profile.max_efficient_batch, profile.max_batch)
     count = 0
-    for instance in {r.instance for r in running.by_id.values()}:
-        on_instance = running.at(instance)
-        count += len(on_instance.requests)
-        prefilling = [r for r in on_instance.requests.values() if r.prefilling]
+    for replica in {r.replica for r in running.by_id.values()}:
+        on_replica = running.at(replica)
+        count += len(on_replica.requests)
+        prefilling = [r for r in on_replica.requests.values() if r.prefilling]
         _check(
-            on_instance.prefilling == len(prefilling),
-            f"instance {instance} counts {on_instance.prefilling} that prefill",
+            on_replica.prefilling == len(prefilling),
+            f"replica {replica} counts {on_replica.prefilling} that prefill",
         )
         units = sum(r.size for r in prefilling)
         _check(
-            math.isclose(on_instance.units, units, abs_tol=1e-6),
-            f"instance {instance} counts {on_instance.units} of {units}",
+            math.isclose(on_replica.units, units, abs_tol=1e-6),
+            f"replica {replica} counts {on_replica.units} of {units}",
         )
         limit = max(1, max_static_batch) if profile.batching is Batching.STATIC else profile.max_requests
         _check(
-            len(on_instance.requests) <= limit,
-            f"instance {instance} runs {len(on_instance.requests)} requests of {limit}",
+            len(on_replica.requests) <= limit,
+            f"replica {replica} runs {len(on_replica.requests)} requests of {limit}",
         )
         if profile.batching is Batching.CONTINUOUS:
-            _check(len(prefilling) <= 1 or units <= profile.max_batch + 1e-6, f"instance {instance} prefills {units}")
-    _check(count == len(running.by_id), "the requests of the instances are not those that run")
+            _check(len(prefilling) <= 1 or units <= profile.max_batch + 1e-6, f"replica {replica} prefills {units}")
+    _check(count == len(running.by_id), "the requests of the replicas are not those that run")
 
 
 def validate_graph_scheduler(scheduler: GraphState, query: str | None = None) -> None:

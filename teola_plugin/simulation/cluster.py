@@ -1,4 +1,4 @@
-"""The simulated cluster: engines with the profile of some machine, their instances and batch policies."""
+"""The simulated cluster: engines with the profile of some machine, their replicas and batch policies."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class SimulatedEngine:
 
     like: str
     profile: EngineProfile
-    instances: int = 1
+    replicas: int = 1
     policy: str = "topology-aware"
     output_tokens: int = 0
     """Length of each answer of an LLM; 0 for 16 to 63, by the prompt. `max_tokens` of a call cuts longer ones."""
     make: Callable[[str, EngineProfile, int], Engine] | None = None
-    """Makes an instance from (name, profile, number), if it answers differently from the shipped fake of its kind."""
+    """Makes a replica from (name, profile, number), if it answers differently from the shipped fake of its kind."""
     placement: Callable[[EngineProfile], RequestPlacement] | None = None
-    """Chooses instances in replays, instead of the scheduler's own placement."""
+    """Chooses replicas in replays, instead of the scheduler's own placement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class Cluster:
         cls,
         machine: Machine,
         *,
-        instances: Mapping[str, int] | None = None,
+        replicas: Mapping[str, int] | None = None,
         policy: str = "topology-aware",
         output_tokens: int = 0,
     ) -> Cluster:
-        """Return the four usual engines of a machine, e.g. `Cluster.of(rtx3090(), instances={"llm": 2})`."""
-        counts = instances or {}
+        """Return the four usual engines of a machine, e.g. `Cluster.of(rtx3090(), replicas={"llm": 2})`."""
+        counts = replicas or {}
         for name in counts:
             if name not in machine:
                 raise unknown_name("engine", name, list(machine))
@@ -117,9 +117,9 @@ class Cluster:
         return {name: one.policy for name, one in self.engines.items()}
 
     def make_engines(self, lengths: Mapping[str, int] | None = None) -> dict[str, list[Engine]]:
-        """Return fresh instances. `lengths` are the tokens of an LLM's answers in queries with such a mark in their
+        """Return fresh replicas. `lengths` are the tokens of an LLM's answers in queries with such a mark in their
         prompts."""
-        return {name: _instances(name, one, lengths or {}) for name, one in self.engines.items()}
+        return {name: _replicas(name, one, lengths or {}) for name, one in self.engines.items()}
 
 
 def machine_named(name: str) -> Machine:
@@ -168,22 +168,22 @@ def _engine(
             f"{source}: the machine has no profile of engine {name!r}, nor of any {like}.",
             hint=f"it has {', '.join(sorted(machine))}: name engines as in the file, or give another --machine",
         )
-    return SimulatedEngine(like, profile, config.instances, config.policy, output_tokens)
+    return SimulatedEngine(like, profile, config.replicas, config.policy, output_tokens)
 
 
-def _instances(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -> list[Engine]:
+def _replicas(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -> list[Engine]:
     profile, make = engine.profile, engine.make
     if make is not None:
-        return [make(name, profile, number) for number in range(engine.instances)]
+        return [make(name, profile, number) for number in range(engine.replicas)]
     if engine.like == "llm":
         answer, tokens = _answers(engine.output_tokens, lengths), profile.cache_tokens or CACHE_TOKENS
-        return [FakeLLM(name, profile, answer, cache_tokens=tokens) for _ in range(engine.instances)]
+        return [FakeLLM(name, profile, answer, cache_tokens=tokens) for _ in range(engine.replicas)]
     if engine.like == "store":
         first = FakeStore(name, profile)
-        return [first, *(FakeStore(name, profile, shares=first) for _ in range(engine.instances - 1))]
+        return [first, *(FakeStore(name, profile, shares=first) for _ in range(engine.replicas - 1))]
     if engine.like not in _MAKERS:
         raise ConfigError(f"there is no fake engine like {engine.like!r}.", hint=f"llm, store, {', '.join(_MAKERS)}")
-    return [_MAKERS[engine.like](name, profile) for _ in range(engine.instances)]
+    return [_MAKERS[engine.like](name, profile) for _ in range(engine.replicas)]
 
 
 def _reranker(name: str, profile: EngineProfile) -> FakeReranker:

@@ -1,4 +1,4 @@
-"""Measures a run: queries by their traces, instances by the batches that they get and the results that they give."""
+"""Measures a run: queries by their traces, replicas by the batches that they get and the results that they give."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ class Meter(TraceSink):
         index = self._numbers.get(query, -1)
         return self._queries[index] if index >= 0 else None
 
-    # ------------------------------------------------------------ instances
+    # ------------------------------------------------------------ replicas
 
     def watch(self, engines: Mapping[str, Sequence[Any]]) -> None:
-        """Measure these instances from now on."""
-        for name, instances in engines.items():
-            for index, engine in enumerate(instances):
+        """Measure these replicas from now on."""
+        for name, replicas in engines.items():
+            for index, engine in enumerate(replicas):
                 self._busy[name, index] = busy = Busy()
                 engine.execute = partial(self._executed, engine.execute, busy)
 
-    def busy(self, engine: str, instances: int) -> tuple[float, ...]:
-        """Return the seconds up to now in which each instance had something to do."""
-        return tuple(self._busy[engine, index].until(self.now()) for index in range(instances))
+    def busy(self, engine: str, replicas: int) -> tuple[float, ...]:
+        """Return the seconds up to now in which each replica had something to do."""
+        return tuple(self._busy[engine, index].until(self.now()) for index in range(replicas))
 
     async def _executed(
         self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: Busy, batch: Sequence[Request]

@@ -170,7 +170,7 @@ def _fast_engines(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
     fast = {
         name: replace(
             engine,
-            instances=1,
+            replicas=1,
             profile=replace(
                 engine.profile.scaled(SPEED_FACTOR),
                 batching=Batching.CONTINUOUS,
@@ -183,7 +183,7 @@ def _fast_engines(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
         )
         for name, engine in cluster.engines.items()
     }
-    return {name: [_DelayingEngine(instances[0], log)] for name, instances in Cluster(fast).make_engines().items()}
+    return {name: [_DelayingEngine(replicas[0], log)] for name, replicas in Cluster(fast).make_engines().items()}
 
 
 class _DelayingEngine:
@@ -230,7 +230,7 @@ class _Runtime(LocalRuntime):
         super().__init__(engines, loop=SameLoop())
         self._log, self._engines_behind = log, ports
 
-    def _port_of(self, name: str, instances: Sequence[Engine]) -> EnginePort:
+    def _port_of(self, name: str, replicas: Sequence[Engine]) -> EnginePort:
         listener, log = self._listener, self._log
 
         def on_piece(work: EngineRequest, piece: Piece) -> None:
@@ -251,8 +251,8 @@ class _Runtime(LocalRuntime):
 
 
 class _Port(EnginePort):
-    def __init__(self, name: str, instances: Mapping[str, Engine], listener: PortListener, log: Log) -> None:
-        super().__init__(name, instances, listener)
+    def __init__(self, name: str, replicas: Mapping[str, Engine], listener: PortListener, log: Log) -> None:
+        super().__init__(name, replicas, listener)
         self._log = log
         log.wants_blocks |= self.scheduler.wants_blocks
 

@@ -38,14 +38,14 @@ from teola_plugin.simulation.live_flows import FlowArrival, LiveFlow, LiveWork
 from teola_plugin.simulation.meter import Busy, QueryOutcome
 from teola_plugin.simulation.run import Run
 
-# ------------------------------------------------------------ instances of engines
+# ------------------------------------------------------------ replicas of engines
 
 AdmittedRequest = tuple[str, int, LiveWork, FlowRequest]
 """(name, priority, work, request)"""
 
 
-class BatchInstance:
-    """An instance whose batches last as long as the profile says; a STATIC engine serves one batch at a time."""
+class BatchReplica:
+    """A replica whose batches last as long as the profile says; a STATIC engine serves one batch at a time."""
 
     def __init__(self, engine: SimulatedEngine, clock: EventClock, port: ReplayPort) -> None:
         self._profile, self._clock, self._port = engine.profile, clock, port
@@ -101,7 +101,7 @@ class _Batch:
     timer: Timer | None = None
 
 
-class LlmInstance:
+class LlmReplica:
     """The timeline of a fake LLM, and its prefix cache."""
 
     def __init__(self, engine: SimulatedEngine, clock: EventClock, port: ReplayPort) -> None:
@@ -179,15 +179,15 @@ def _pieces(tokens: int) -> list[str]:
 
 
 class ReplayPort:
-    """One engine: its scheduler, its instances and its requests."""
+    """One engine: its scheduler, its replicas and its requests."""
 
     def __init__(self, name: str, engine: SimulatedEngine, clock: EventClock) -> None:
         self._clock, self._like = clock, engine.like
-        names = tuple(str(number) for number in range(engine.instances))
+        names = tuple(str(number) for number in range(engine.replicas))
         placement = None if engine.placement is None else engine.placement(engine.profile)
         self._scheduler = EngineScheduler(engine.profile, names, POLICIES[engine.policy](), placement=placement)
-        make = LlmInstance if engine.like == "llm" else BatchInstance
-        self._instances = {instance: make(engine, clock, self) for instance in names}
+        make = LlmReplica if engine.like == "llm" else BatchReplica
+        self._replicas = {replica: make(engine, clock, self) for replica in names}
         self._requests: dict[str, tuple[LiveWork, FlowRequest]] = {}
         self._free_soon: list[str] = []
         self.batches = self.requests = 0
@@ -199,7 +199,7 @@ class ReplayPort:
         return self._scheduler.wants_blocks
 
     def busy(self, end: float) -> tuple[float, ...]:
-        return tuple(instance.busy.until(end) for instance in self._instances.values())
+        return tuple(replica.busy.until(end) for replica in self._replicas.values())
 
     def enqueue(self, live: LiveWork) -> None:
         if live.has_ended:
@@ -260,13 +260,13 @@ class ReplayPort:
                 if live.started < 0:
                     live.started = now
                 batch.append((name, priority, live, request))
-            self._instances[order.instance].take(batch)
+            self._replicas[order.replica].take(batch)
         elif isinstance(order, CancelRunning):
             for name in order.requests:
-                if self._instances[order.instance].drop(name):
+                if self._replicas[order.replica].drop(name):
                     self._free_later(name)
 
-    # ------------------------------------------------------------ events of instances
+    # ------------------------------------------------------------ events of replicas
 
     def first(self, name: str) -> None:
         self._handle(PrefillEnded(self._clock.time(), name))

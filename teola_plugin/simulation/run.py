@@ -28,11 +28,11 @@ happens before the run's time begins."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of one run: its queries in the order of `arrivals`, and how busy each instance was."""
+    """The result of one run: its queries in the order of `arrivals`, and how busy each replica was."""
 
     queries: tuple[QueryOutcome, ...]
     busy: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By engine: the seconds in which each instance had something to do."""
+    """By engine: the seconds in which each replica had something to do."""
     seconds: float = 0.0
     """Seconds from the start to the end of the last query."""
     batch_sizes: Mapping[str, float] = field(default_factory=dict)
@@ -119,7 +119,7 @@ async def _run_queries(
 
         await asyncio.gather(*(query(number, arrival) for number, arrival in enumerate(arrivals)))
         end = measured.now()
-    return Run(results, {name: measured.busy(name, len(instances)) for name, instances in engines.items()}, end)
+    return Run(results, {name: measured.busy(name, len(replicas)) for name, replicas in engines.items()}, end)
 
 
 async def _build_app(make: Make, pool: EnginePool) -> Ask:

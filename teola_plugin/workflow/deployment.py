@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from teola_plugin.adapters.calls import RequestedTerms, outer_terms, with_app
+from teola_plugin.adapters.calls import RequestedContext, outer_context, with_app
 from teola_plugin.adapters.early_work import expected_sizes
 from teola_plugin.adapters.explain import ended_trace, explain
 from teola_plugin.adapters.plan_report import PlanReport
@@ -169,7 +169,7 @@ log = logging.getLogger("teola_plugin")
 Given = Mapping[str, Any]
 
 
-class QueryTerms(TypedDict, total=False):
+class QueryOptions(TypedDict, total=False):
     """See `Deployment`; None is as if it were not said."""
 
     tenant: str | None
@@ -205,32 +205,32 @@ class Deployment:
 
     # ------------------------------------------------------------ queries
 
-    def run(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Result:
+    def run(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Result:
         """The result of a query. `config` changes settings for it alone.
 
-        Raises `RegistrationError` for inputs, settings or terms that cannot be, `QueryTimeout`, and what a component
+        Raises `RegistrationError` for wrong inputs, settings or options, `QueryTimeout`, and what a component
         failed by: an exception of your own function as it is, an engine's within a `QueryError`.
         """
-        return self.submit(inputs, config, **terms).result()
+        return self.submit(inputs, config, **options).result()
 
-    async def arun(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Result:
+    async def arun(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Result:
         """`run` in a loop; who is cancelled cancels the query."""
-        return await self._begin(inputs, config, terms)[0]
+        return await self._begin(inputs, config, options)[0]
 
-    def submit(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Running:
+    def submit(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Running:
         """Begins a query: `.result()`, `await`, `.cancel()`."""
         self._need_thread()
-        return self._begin(inputs, config, terms)[0]
+        return self._begin(inputs, config, options)[0]
 
-    def stream(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Stream:
+    def stream(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Stream:
         """Begins a query: iterate for its answer's text as it is written, then `.result()`."""
         self._need_thread()
-        return self.astream(inputs, config, **terms)
+        return self.astream(inputs, config, **options)
 
-    def astream(self, inputs: Given, config: Given | None = None, **terms: Unpack[QueryTerms]) -> Stream:
+    def astream(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Stream:
         """`stream` in a loop: `async for`, then `await`."""
         pieces = PieceLog()
-        running, live = self._begin(inputs, config, terms, pieces)
+        running, live = self._begin(inputs, config, options, pieces)
         return Stream(running, live, pieces)
 
     def _need_thread(self) -> None:
@@ -240,17 +240,17 @@ class Deployment:
             )
 
     def _begin(
-        self, inputs: Given, config: Given | None, terms: Mapping[str, Any], pieces: PieceLog | None = None
+        self, inputs: Given, config: Given | None, options: Mapping[str, Any], pieces: PieceLog | None = None
     ) -> tuple[Running, QueryRun]:
         settings = self.configured(config)
         lowered = self.workflow.lower(settings)
         values = self.workflow.bind(inputs)
-        query = self._query(lowered, values, self._terms(terms))
+        query = self._query(lowered, values, self._request_context(options))
         plan = self._plan(lowered, values)
         live = self.pool.runtime.submit(
             query,
             plan.graph,
-            _InContext(lowered.traced.calls, query.terms),
+            _InContext(lowered.traced.calls, query.request_context),
             pgraph=plan.source,
             passes=tuple((r.pass_name, r.fired, r.seconds) for r in plan.reports),
             streamed=lowered.text if pieces is not None else "",
@@ -262,26 +262,28 @@ class Deployment:
         )
         return running, live
 
-    def _query(self, lowered: Lowered, values: dict[str, Any], terms: RequestContext) -> Query:
+    def _query(self, lowered: Lowered, values: dict[str, Any], request_context: RequestContext) -> Query:
         collection = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
         return Query(
             {"input": values | collection},
-            app=terms.app,
-            tenant=terms.tenant,
-            deadline=terms.deadline,
-            weight=terms.weight,
+            app=request_context.app,
+            tenant=request_context.tenant,
+            deadline=request_context.deadline,
+            weight=request_context.weight,
         )
 
-    def _terms(self, options: Mapping[str, Any]) -> RequestContext:
+    def _request_context(self, options: Mapping[str, Any]) -> RequestContext:
         """Return the request context of a query. Raise RegistrationError for an invalid option."""
         for key in options:
             if key not in ("tenant", "deadline_s", "weight", "app"):
                 raise unknown_name("term", key, ["tenant", "deadline_s", "weight", "app"])
         set_options = {key: value for key, value in options.items() if value is not None}
-        requested = RequestedTerms.of(set_options, tenant="tenant", deadline_s="deadline_s", weight="weight")
+        requested = RequestedContext.of(set_options, tenant="tenant", deadline_s="deadline_s", weight="weight")
         outer_run = current_run.get()
-        terms = requested.terms(outer_terms([] if outer_run is None else [outer_run]), self.pool.runtime.time())
-        return with_app(terms, set_options.get("app", self.name))
+        request_context = requested.applied_to(
+            outer_context([] if outer_run is None else [outer_run]), self.pool.runtime.time()
+        )
+        return with_app(request_context, set_options.get("app", self.name))
 
     def _delete_collections(self, lowered: Lowered, query: Query) -> None:
         """Delete what was indexed for this query alone, in the background."""
@@ -384,13 +386,13 @@ def deployed(
 
 class _InContext(Mapping[str, Callable[..., Any]]):
     """A workflow's functions for one query: those of the user's see the context variables of whoever asked, and
-    what they ask of pools is asked on the query's terms."""
+    their requests to pools have the query's context."""
 
-    def __init__(self, calls: Mapping[str, Callable[..., Any]], terms: RequestContext) -> None:
+    def __init__(self, calls: Mapping[str, Callable[..., Any]], request_context: RequestContext) -> None:
         self._calls = calls
         self._context = contextvars.copy_context()
         self._context.run(current_run.set, None)
-        self._context.run(current_request_context.set, terms)
+        self._context.run(current_request_context.set, request_context)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         call = self._calls[name]

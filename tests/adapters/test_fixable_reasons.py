@@ -112,10 +112,10 @@ def test_engine_that_is_not_dedicated_is_named_with_the_line_that_changes_it(cas
     assert Reason.NOT_DEDICATED not in {row.reason for row in after.calls}
 
 
-@pytest.mark.parametrize("terms", [{"speculate": "off"}, {"passes": ()}])
-def test_engines_are_not_named_where_nothing_would_be_made_on_a_guess(terms: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
+def test_engines_are_not_named_where_nothing_would_be_made_on_a_guess(options: dict[str, Any]) -> None:
     with pool_with() as pool:
-        report = accelerate(documented(pool), **terms).report()
+        report = accelerate(documented(pool), **options).report()
 
     assert Reason.NOT_DEDICATED not in {row.reason for row in report.calls}
 

@@ -22,8 +22,8 @@ def job(arrives: float, tokens: int, *, prompt: int = 1, output: int = 1) -> Flo
     return asked(arrives, [prompt] * tokens, output)
 
 
-def run(*jobs: FlowArrival, way: Way = ROUND, instances: int = 1) -> Run:
-    return replay(way.cluster(instances), jobs)
+def run(*jobs: FlowArrival, way: Way = ROUND, replicas: int = 1) -> Run:
+    return replay(way.cluster(replicas), jobs)
 
 
 DECODED = step_seconds(1, 2048)
@@ -69,7 +69,7 @@ def test_every_request_ends_and_runs_are_repeatable(way: Way) -> None:
     workload = Workload("short", 3, 10, 60, 4.0, alone=0.2, examples=2)
 
     def once() -> list[float]:
-        return [done.ended_at for done in run(*workload.arrivals(), way=way, instances=3).queries]
+        return [done.ended_at for done in run(*workload.arrivals(), way=way, replicas=3).queries]
 
     times = once()
     assert len(times) == 60
@@ -92,29 +92,29 @@ def test_preble_s_workloads_share_what_they_say() -> None:
 def test_others_stick_to_a_prefix_until_loads_are_far_apart() -> None:
     for router, last in ((VllmRouter(), "0"), (RayServe(), "1")):
         for name in ("0", "1"):
-            router.add_instance(name)
+            router.add_replica(name)
         blocks = block_hashes([1] * 160)
         chosen = []
         for number in range(13):
             asked = PlacementRequest(f"r{number}", 160, blocks)
-            placed = router.choose_instance(asked, lambda name, units: True)
+            placed = router.choose_replica(asked, lambda name, units: True)
             assert placed is not None
             router.record_sent(asked, placed)
-            chosen.append(placed.instance)
+            chosen.append(placed.replica)
         assert chosen[:11] == ["0"] * 11
         assert chosen[-2] == last, "Ray Serve balances from a difference of ten"
 
 
 def test_the_least_loaded_is_chosen() -> None:
     router = LeastLoaded()
-    router.add_instance("0")
-    router.add_instance("1")
+    router.add_replica("0")
+    router.add_replica("1")
     order = []
     for number in range(4):
         asked = PlacementRequest(str(number), 1)
-        placed = router.choose_instance(asked, lambda name, units: True)
+        placed = router.choose_replica(asked, lambda name, units: True)
         assert placed is not None
-        order.append(placed.instance)
+        order.append(placed.replica)
         router.record_sent(asked, placed)
     router.record_ended(0.0, ["1"])
     assert order == ["0", "1", "0", "1"]
@@ -132,7 +132,7 @@ def test_nothing_is_lost_where_nothing_is_shared() -> None:
     """Many one-block questions: E2 is a load balancer then."""
     jobs = [job(0.4 * n, 2048, prompt=n + 1) for n in range(120)]
     others = Way("least loaded", lambda known: LeastLoaded())
-    took = [latencies(run(*jobs, way=way, instances=2))["mean_s"] for way in (WAYS[-1], others)]
+    took = [latencies(run(*jobs, way=way, replicas=2))["mean_s"] for way in (WAYS[-1], others)]
     assert took[0] <= 1.02 * took[1]
 
 

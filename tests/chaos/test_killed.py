@@ -30,7 +30,7 @@ pytestmark = pytest.mark.chaos
 
 
 FAKES: dict[str, Any] = {
-    "llm": {"kind": "fake", "instances": 2, "options": {"machine": "rtx3090"}},
+    "llm": {"kind": "fake", "replicas": 2, "options": {"machine": "rtx3090"}},
     "embedder": {"kind": "fake", "options": {"seconds": 0.05}},
 }
 
@@ -79,20 +79,20 @@ def asked(pool: EnginePool, number: int) -> str:
     return made.text
 
 
-def all_up(pool: str, instances: int) -> bool:
-    found = [one for one in status(pool, "llm")["instances"] if one["up"] and one["pid"]]
-    return len(found) == instances
+def all_up(pool: str, replicas: int) -> bool:
+    found = [one for one in status(pool, "llm")["replicas"] if one["up"] and one["pid"]]
+    return len(found) == replicas
 
 
-def test_an_instance_is_killed_while_queries_run(chaos: EnginePool) -> None:
+def test_an_replica_is_killed_while_queries_run(chaos: EnginePool) -> None:
     count = 200 if LONG else 60
     with ThreadPoolExecutor(32) as threads:
         expected = {number: asked(chaos, number) for number in range(10)}
-        victim = status("chaos", "llm")["instances"][0]["pid"]
+        victim = status("chaos", "llm")["replicas"][0]["pid"]
         answers = [threads.submit(asked, chaos, number % 10) for number in range(count)]
-        until(lambda: status("chaos", "llm")["instances"][0]["running"] > 0, 20)
+        until(lambda: status("chaos", "llm")["replicas"][0]["running"] > 0, 20)
         os.kill(victim, signal.SIGKILL)
-        recovered = until(lambda: all_up("chaos", 2) and status("chaos", "llm")["instances"][0]["pid"] != victim, 30)
+        recovered = until(lambda: all_up("chaos", 2) and status("chaos", "llm")["replicas"][0]["pid"] != victim, 30)
         print(f"recovered after {recovered:.1f} s")
         assert [answer.result(120) for answer in answers] == [expected[number % 10] for number in range(count)]
 
@@ -106,16 +106,16 @@ def test_the_host_of_an_engine_is_killed_while_queries_run(chaos: EnginePool) ->
     assert all(list(run.output.result(90)) == list(expected) for run in runs)
 
 
-def test_a_hanging_instance_is_replaced(chaos: EnginePool) -> None:
+def test_a_hanging_replica_is_replaced(chaos: EnginePool) -> None:
     expected, host = asked(chaos, 1), actor(actor_name("chaos", "llm"))
-    victim = status("chaos", "llm")["instances"][0]["pid"]
+    victim = status("chaos", "llm")["replicas"][0]["pid"]
     ray.get(host.watch_closely.remote(0.2, 0.5))
     os.kill(victim, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(lambda _: asked(chaos, 1), range(8)))
         assert found == [expected] * 8
-        until(lambda: all_up("chaos", 2) and status("chaos", "llm")["instances"][0]["pid"] != victim, 30)
+        until(lambda: all_up("chaos", 2) and status("chaos", "llm")["replicas"][0]["pid"] != victim, 30)
     finally:
         ray.get(host.watch_closely.remote(5.0, 10.0))
         try:
@@ -128,13 +128,13 @@ def test_a_hanging_instance_is_replaced(chaos: EnginePool) -> None:
 @pytest.mark.vllm
 def test_vllms_engine_core_is_killed_while_queries_run(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
-    engine = {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": args}
+    engine = {"kind": "vllm", "model": str(llm_folder()), "replicas": 2, "cores": ["0", "1"], "engine_args": args}
     with running(ray_address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
         expected = {number: asked(pool, number) for number in range(5)}
         for kill in (_engine_core, lambda pid: pid):
             answers = [threads.submit(asked, pool, number % 5) for number in range(20)]
-            until(lambda: status("cores", "llm")["instances"][0]["running"] > 0, 20)
-            os.kill(kill(status("cores", "llm")["instances"][0]["pid"]), signal.SIGKILL)
+            until(lambda: status("cores", "llm")["replicas"][0]["running"] > 0, 20)
+            os.kill(kill(status("cores", "llm")["replicas"][0]["pid"]), signal.SIGKILL)
             assert [answer.result(240) for answer in answers] == [expected[number % 5] for number in range(20)]
             print(f"recovered after {until(lambda: all_up('cores', 2), 200):.1f} s, vLLM's own start-up included")
             assert asked(pool, 2) == expected[2]
@@ -147,7 +147,7 @@ def test_nothing_is_left_of_a_vllm_whose_actor_is_killed(ray_address: str) -> No
     engine = {"kind": "vllm", "model": str(llm_folder()), "cores": ["0"], "engine_args": args}
     with running(ray_address, "orphans", llm=engine) as pool:
         asked(pool, 1)
-        core = _engine_core(status("orphans", "llm")["instances"][0]["pid"])
+        core = _engine_core(status("orphans", "llm")["replicas"][0]["pid"])
         assert psutil.pid_exists(core)
     until(lambda: not psutil.pid_exists(core), 15)
 
@@ -161,7 +161,7 @@ def _engine_core(pid: int) -> int:
 
 
 def test_nothing_is_left_of_a_pool(chaos: EnginePool) -> None:
-    instances = [one["pid"] for engine in FAKES for one in status("chaos", engine)["instances"]]
-    assert len(instances) == 3 and all(map(psutil.pid_exists, instances))
+    replicas = [one["pid"] for engine in FAKES for one in status("chaos", engine)["replicas"]]
+    assert len(replicas) == 3 and all(map(psutil.pid_exists, replicas))
     deploy._kill(ray, "chaos")
-    until(lambda: not any(map(psutil.pid_exists, instances)), 20)
+    until(lambda: not any(map(psutil.pid_exists, replicas)), 20)

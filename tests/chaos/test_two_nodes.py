@@ -18,26 +18,26 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.conformance import chain
 
 pytestmark = pytest.mark.chaos
-ENGINE = {"kind": "fake", "instances": 2, "cpus": 1, "options": {"like": "embedder", "seconds": 0.05}}
+ENGINE = {"kind": "fake", "replicas": 2, "cpus": 1, "options": {"like": "embedder", "seconds": 0.05}}
 
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A head and one more node, with a CPU each: an instance with one CPU has to go to either."""
+    """A head and one more node, with a CPU each: a replica with one CPU has to go to either."""
     with ray_nodes(1, 1) as made:
         yield made
 
 
-def instances() -> list[dict[str, Any]]:
+def replicas() -> list[dict[str, Any]]:
     found: dict[str, Any] = ray.get(actor(actor_name("nodes", "embedder")).status.remote(), timeout=60)
-    return list(found["instances"])
+    return list(found["replicas"])
 
 
 def test_both_nodes_are_used_and_one_may_be_lost(cluster: Any) -> None:
     [other] = cluster.worker_nodes
     deploy.up(PoolConfig.model_validate({"name": "nodes", "engines": {"embedder": ENGINE}}), cluster.address)
     with EnginePool.connect(cluster.address, pool="nodes") as pool:
-        assert len({one["node"] for one in instances()}) == 2
+        assert len({one["node"] for one in replicas()}) == 2
         texts = [f"t{i}" for i in range(4)]
 
         def submit(count: int) -> list[Any]:
@@ -47,7 +47,7 @@ def test_both_nodes_are_used_and_one_may_be_lost(cluster: Any) -> None:
         for run in submit(20):
             run.output.result(60)
         batches = ray.get(actor(actor_name("nodes", "embedder")).recent_batches.remote())
-        assert {batch["instance"] for batch in batches} == {"0", "1"}
+        assert {batch["replica"] for batch in batches} == {"0", "1"}
         runs = submit(40)
         cluster.remove_node(other, allow_graceful=False)
         assert all(list(run.output.result(120)) == expected for run in runs)

@@ -1,4 +1,4 @@
-"""Two client processes and two apps on one pool of two vLLM instances: answers as of one process."""
+"""Two client processes and two apps on one pool of two vLLM replicas: answers as of one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from teola_plugin.pool import EnginePool
 ROOT = Path(__file__).parents[2]
 ARGS = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
 ENGINES: dict[str, Any] = {
-    "llm": {"kind": "vllm", "model": str(llm_folder()), "instances": 2, "cores": ["0", "1"], "engine_args": ARGS},
+    "llm": {"kind": "vllm", "model": str(llm_folder()), "replicas": 2, "cores": ["0", "1"], "engine_args": ARGS},
     "embedder": {"kind": "embedding", "options": {"max_batch": 64}},
 }
 QUESTIONS = [f"What does the {word} statement do?" for word in ("with", "try", "raise", "del", "for", "while")]
@@ -83,13 +83,13 @@ def answers(*clients: subprocess.Popen[str]) -> list[list[Any]]:
 
 
 def apps(engine: str) -> tuple[list[set[str]], set[str]]:
-    """The apps of each batch, and the instances."""
+    """The apps of each batch, and the replicas."""
     batches = ray.get(actor(actor_name("vllms", engine)).recent_batches.remote())
-    return [set(batch["apps"]) for batch in batches], {batch["instance"] for batch in batches}
+    return [set(batch["apps"]) for batch in batches], {batch["replica"] for batch in batches}
 
 
 def known_blocks() -> dict[str, int]:
-    """Blocks of prefixes that placement knows of, by instance."""
+    """Blocks of prefixes that placement knows of, by replica."""
     host = actor(actor_name("vllms", "llm"))
     found: dict[str, int] = ray.get(
         host.__ray_call__.remote(lambda self: {i: self.port.scheduler.router.index.blocks_on(i) for i in "01"})
@@ -97,7 +97,7 @@ def known_blocks() -> dict[str, int]:
     return found
 
 
-def instances_tell_that_they_are_emptied() -> None:
+def replicas_tell_that_they_are_emptied() -> None:
     """Only vLLM itself can have said so; what was sent stays known otherwise."""
     assert sum(known_blocks().values()) > 0
     host = actor(actor_name("vllms", "llm"))
@@ -109,7 +109,7 @@ def instances_tell_that_they_are_emptied() -> None:
         time.sleep(0.2)
 
 
-def test_two_apps_on_two_instances_answer_as_one_process(ray_address: str) -> None:
+def test_two_apps_on_two_replicas_answer_as_one_process(ray_address: str) -> None:
     [expected] = answers(client("", "alone"))
     deploy.up(PoolConfig.model_validate({"name": "vllms", "engines": ENGINES}), ray_address)
     try:
@@ -118,10 +118,10 @@ def test_two_apps_on_two_instances_answer_as_one_process(ray_address: str) -> No
                 assert [answer for answer, _ in found] == [answer for answer, _ in expected]
                 for (_, vector), (_, wanted) in zip(found, expected, strict=True):
                     assert vector == pytest.approx(wanted, abs=1e-5)  # batches differ in the last bits
-            of_llm, instances = apps("llm")
-            assert instances == {"0", "1"} and {"one", "two"} <= set().union(*of_llm)
+            of_llm, replicas = apps("llm")
+            assert replicas == {"0", "1"} and {"one", "two"} <= set().union(*of_llm)
             of_embedder, _ = apps("embedder")
             assert any({"one", "two"} <= held for held in of_embedder)  # in one batch
-            instances_tell_that_they_are_emptied()
+            replicas_tell_that_they_are_emptied()
     finally:
         deploy._kill(ray, "vllms")

@@ -1,11 +1,11 @@
-"""News of an instance's cache go along with its results."""
+"""News of a replica's cache go along with its results."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from teola_plugin.cluster.host.instance_host import MAX_EVENTS, CacheReports, without_reports
+from teola_plugin.cluster.host.replica_host import MAX_EVENTS, CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
 from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.requests.payloads import Done

@@ -33,7 +33,7 @@ from teola_plugin.runtime.ports.port import Follow, follower_of, follower_reques
 from teola_plugin.scheduling.engine_queue import Enqueue
 
 K = PrimitiveKind
-RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=10)
+RULE = Autoscale(min_replicas=1, max_replicas=3, queued_per_replica=4, up_after_s=2, down_after_s=10)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ RULE = Autoscale(least=1, most=3, queued_per_instance=4, up_after=2, down_after=
 )
 def test_the_autoscaler_follows_the_queue(seen: Sequence[tuple[float, int, int]], wanted: list[int]) -> None:
     rule = QueueDepth(RULE)
-    assert [rule.target(at, queued, instances) for at, queued, instances in seen] == wanted
+    assert [rule.target(at, queued, replicas) for at, queued, replicas in seen] == wanted
 
 
 async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
@@ -160,7 +160,7 @@ async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "error",
     [
-        EngineError("x", engine="e", instance="1", hint="h"),
+        EngineError("x", engine="e", replica="1", hint="h"),
         RequestTooLarge("y"),
         EngineUnavailable("z", retryable=True),
     ],

@@ -20,7 +20,7 @@ YAML = """\
 name: commands
 engines:
   embedder: {kind: fake}
-  llm: {kind: fake, instances: 2}
+  llm: {kind: fake, replicas: 2}
 """
 SESSION = """
 import contextlib, io, json, sys
@@ -110,7 +110,7 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)
     changed = tmp_path / "changed.yaml"
-    changed.write_text(YAML.replace("instances: 2", "instances: 1"))
+    changed.write_text(YAML.replace("replicas: 2", "replicas: 1"))
     assert teola(env, "up", str(path)).returncode == 0
     try:
         command = [sys.executable, "-c", SESSION, str(path), str(changed)]
@@ -119,8 +119,8 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any
         seen = json.loads(used.stdout)
         assert seen["again"][0] == 0  # it is there
         found = json.loads(seen["status"][1])
-        assert [(one["engine"], len(one["instances"])) for one in found] == [("embedder", 1), ("llm", 2)]
-        assert seen["scale"][1].strip() == "llm: 3 instances"
+        assert [(one["engine"], len(one["replicas"])) for one in found] == [("embedder", 1), ("llm", 2)]
+        assert seen["scale"][1].strip() == "llm: 3 replicas"
         assert seen["table"][0] == 0 and "embedder" in seen["table"][1]
         assert seen["changed"][0] == 2 and "other settings" in seen["changed"][2]
         assert seen["app"] == 32

@@ -20,11 +20,11 @@ engines:
   llm:
     kind: vllm
     model: some/model
-    instances: 2
+    replicas: 2
     gpus: 2
     cores: ["0", 1]
     engine_args: {tensor_parallel_size: 2, quantization: fp8, enable_lora: true}
-  embedder: {kind: embedding, autoscale: {most: 3}}
+  embedder: {kind: embedding, autoscale: {max_replicas: 3}}
   store: {kind: pgvector, dsn: postgresql://localhost/x}
 """
 
@@ -34,8 +34,8 @@ def test_a_whole_file() -> None:
     assert config.name == "mine" and list(config.engines) == ["llm", "embedder", "store"]
     llm = config.engines["llm"]
     assert llm.cores == ("0", "1") and llm.engine_args["tensor_parallel_size"] == 2
-    assert config.engines["embedder"].autoscale == Autoscale(most=3)
-    assert config.engines["embedder"].most_instances == 3
+    assert config.engines["embedder"].autoscale == Autoscale(max_replicas=3)
+    assert config.engines["embedder"].max_replicas == 3
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def test_a_whole_file() -> None:
     [
         ("engines:\n  llm: {kind: vllm}\n", 2, "needs model"),
         ("engines:\n  llm:\n    kind: vlm\n    model: x\n", 3, "'vllm'"),
-        ("engines:\n  a: {kind: fake}\n  b:\n    kind: fake\n    instances: 0\n", 5, "greater than or equal to 1"),
-        ("engines:\n  a:\n    kind: fake\n    instnces: 2\n", 4, "instnces: there is no such setting"),
+        ("engines:\n  a: {kind: fake}\n  b:\n    kind: fake\n    replicas: 0\n", 5, "greater than or equal to 1"),
+        ("engines:\n  a:\n    kind: fake\n    replicsa: 2\n", 4, "replicsa: there is no such setting"),
         ("engines:\n  a:\n    kind: fake\n    policy: fifo\n", 4, "topology-aware"),
         ("engines:\n  a: {kind: fake}\nname: no spaces here\n", 3, "pattern"),
         ("engines:\n  a:\n    model: x\n", 2, "kind or factory"),
-        ("engines:\n  a:\n    kind: fake\n    autoscale: {least: 5, most: 2}\n", 4, "most"),
+        ("engines:\n  a:\n    kind: fake\n    autoscale: {min_replicas: 5, max_replicas: 2}\n", 4, "max_replicas"),
         ("engines:\n  a:\n    kind: fake\n    engine_args: {x: 1}\n", 2, "vLLM's"),
-        ("engines:\n  a: {kind: fake, cores: ['0'], instances: 2}\n", 2, "cores name 1"),
+        ("engines:\n  a: {kind: fake, cores: ['0'], replicas: 2}\n", 2, "cores name 1"),
         (
             "engines:\n  a: {kind: vllm, model: m,\n    drafts: sometimes}\n",
             3,
@@ -128,7 +128,7 @@ WRONG: dict[str, list[Any]] = {
     "model": [1, [], {}, None, True],
     "dsn": [1, []],
     "base_url": [1, {}],
-    "instances": ["two", 0, 1.5, [], {}, None, True, 99999],
+    "replicas": ["two", 0, 1.5, [], {}, None, True, 99999],
     "cpus": [-1, "x", [], None, True],
     "gpus": [-1, 1.5, "x", [], None, False],
     "cores": ["2", "0-3", 2, [["a"]], {"a": 1}, [None], ["x"], ["3-1"], [1.5], True],
@@ -143,10 +143,10 @@ WRONG: dict[str, list[Any]] = {
         [],
         1,
         {},
-        {"most": "a"},
-        {"least": 3, "most": 1},
-        {"most": 2, "up_after": "x"},
-        {"most": 1, "no": 1},
+        {"max_replicas": "a"},
+        {"min_replicas": 3, "max_replicas": 1},
+        {"max_replicas": 2, "up_after_s": "x"},
+        {"max_replicas": 1, "no": 1},
     ],
 }
 
@@ -172,7 +172,7 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_a_setting_that_stands_twice_is_not_lost() -> None:
-    text = "engines:\n  llm: {kind: fake}\n  llm: {kind: fake, instances: 2}\n"
+    text = "engines:\n  llm: {kind: fake}\n  llm: {kind: fake, replicas: 2}\n"
     with pytest.raises(ConfigError, match=r"pool.yaml, line 3: llm stands there twice"):
         PoolConfig.parse(text, "pool.yaml")
     with pytest.raises(ConfigError):

@@ -34,8 +34,8 @@ def pool(request: pytest.FixtureRequest) -> Iterator[EnginePool]:
 
 def accepted(pool: EnginePool, tenant: str) -> int:
     asked = Generate(Prompt(text="The same question as ever, of enough words."), Sampling(max_tokens=64))
-    terms = RequestContext(tenant=tenant, app="a")
-    [made] = pool.call(PrimitiveKind.PREFILLING, "llm", [asked], terms=terms).result(30)
+    request_context = RequestContext(tenant=tenant, app="a")
+    [made] = pool.call(PrimitiveKind.PREFILLING, "llm", [asked], request_context=request_context).result(30)
     assert isinstance(made, Generation)
     return made.accepted
 

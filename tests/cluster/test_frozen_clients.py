@@ -33,7 +33,7 @@ SILENCE = 1.5
 ENGINES: dict[str, Any] = {
     "llm": {"kind": "fake", "options": {"machine": "rtx3090"}},
     "wide": {"factory": "teola_plugin.engines.fake.engines:FakeEmbedder", "options": {"dimension": 1024}},
-    "routed": {"kind": "fake", "instances": 2, "options": {"like": "llm", "machine": "rtx3090"}},
+    "routed": {"kind": "fake", "replicas": 2, "options": {"like": "llm", "machine": "rtx3090"}},
 }
 BUSY = """
 import sys
@@ -104,14 +104,14 @@ def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_addres
     busy = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
     try:
         assert busy.stdout is not None and busy.stdout.readline() == "asked\n"
-        until(lambda: status()["instances"][0]["running"] > 8)
+        until(lambda: status()["replicas"][0]["running"] > 8)
         busy.send_signal(how)
         watch(every=0.1, silence=SILENCE)
         for engine in ("llm", "wide"):  # the still one is given up
             until(lambda engine=engine: answer(pool) == expected and status(engine)["clients"] == 1)
         for _ in range(5):
             assert answer(pool) == expected
-        until(lambda: status()["queued"] == status()["instances"][0]["running"] == 0)  # nobody wants its requests
+        until(lambda: status()["queued"] == status()["replicas"][0]["running"] == 0)  # nobody wants its requests
         watch()
         if how is signal.SIGSTOP:
             busy.send_signal(signal.SIGCONT)

@@ -14,8 +14,8 @@ from support.cuda import FakeCuda
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.engine_factory import build_engine
-from teola_plugin.cluster.host.instance_host import InstanceHost
-from teola_plugin.cluster.names import engine_spec, instance_options
+from teola_plugin.cluster.host.replica_host import ReplicaHost
+from teola_plugin.cluster.names import engine_spec, replica_options
 from teola_plugin.engines.devices.assignment import assign_devices
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.errors import ConfigError
@@ -73,14 +73,14 @@ def test_settings_that_contradict_themselves(settings: str, says: str) -> None:
 
 
 class SeesOneCard:
-    """An instance's process in which torch sees the card that Ray gave, and nothing is loaded."""
+    """A replica's process in which torch sees the card that Ray gave, and nothing is loaded."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         from teola_plugin.engines.devices import cards
 
         fake = FakeCuda([60] * len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
         cards.cuda = lambda: fake  # type: ignore[assignment]
-        self._host = InstanceHost(spec, "0")
+        self._host = ReplicaHost(spec, "0")
         assign_devices([self._host.engine])  # type: ignore[list-item]
 
     def tell(self) -> tuple[str, str, str]:
@@ -108,7 +108,7 @@ def test_an_engine_computes_on_the_gpu_that_ray_gave(ray_address: str, carried: 
 
     config = CONFIG.engines["reranker"]
     made = [
-        ray.remote(SeesOneCard).options(**instance_options(config)).remote(dict(engine_spec("reranker", config)))
+        ray.remote(SeesOneCard).options(**replica_options(config)).remote(dict(engine_spec("reranker", config)))
         for _ in range(2)
     ]
     try:

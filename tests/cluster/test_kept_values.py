@@ -1,4 +1,4 @@
-"""Large values go from instance to instance: they pass no client, they are freed, and they may be lost."""
+"""Large values go from replica to replica: they pass no client, they are freed, and they may be lost."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str
     assert settled(lambda: in_store() > 100_000)
     host = actor(actor_name("fakes", "wide"))
     before = len(ray.get(host.recent_batches.remote()))
-    os.kill(ray.get(host.status.remote())["instances"][0]["pid"], signal.SIGKILL)
+    os.kill(ray.get(host.status.remote())["replicas"][0]["pid"], signal.SIGKILL)
     assert until(lambda: lost(kept))
     again = chain_after(collection)
     inputs = {"chunks": CHUNKS, "vectors": kept, "text": TEXTS[0]}

@@ -15,7 +15,7 @@ from teola_plugin.scheduling import POLICIES
 
 FILE = """\
 engines:
-  llm: {kind: fake, instances: 2, policy: per-invocation, max_queued: 1, options: {seconds: 0.3}}
+  llm: {kind: fake, replicas: 2, policy: per-invocation, max_queued: 1, options: {seconds: 0.3}}
   embedder: {kind: fake}
 """
 

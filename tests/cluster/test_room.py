@@ -17,8 +17,8 @@ from teola_plugin.cluster.deployment.room import Reservation, shortage
 from teola_plugin.errors import EngineUnavailable
 
 
-def ask(engine: str, instances: int = 1, **settings: Any) -> Reservation:
-    return Reservation.of(engine, EngineConfig.model_validate({"kind": "fake", **settings}), instances)
+def ask(engine: str, replicas: int = 1, **settings: Any) -> Reservation:
+    return Reservation.of(engine, EngineConfig.model_validate({"kind": "fake", **settings}), replicas)
 
 
 def node(gpus: float = 0, cpus: float = 8, **others: float) -> dict[str, float]:
@@ -48,7 +48,7 @@ def test_what_fits(asks: list[Reservation], nodes: list[dict[str, float]]) -> No
 @pytest.mark.parametrize(
     ("asks", "nodes", "says"),
     [
-        ([ask("llm", gpus=1)], [], "an instance of 'llm' asks for 1 GPU on one node; there are no nodes"),
+        ([ask("llm", gpus=1)], [], "a replica of 'llm' asks for 1 GPU on one node; there are no nodes"),
         ([ask("llm", gpus=2)], [node(1), node(1)], "asks for 2 GPU on one node; the nodes have GPU 1/1"),
         ([ask("llm", gpus=1, cpus=9)], [node(1)], "asks for 9 CPU and 1 GPU on one node; the nodes have CPU 8, GPU 1"),
         (
@@ -59,7 +59,7 @@ def test_what_fits(asks: list[Reservation], nodes: list[dict[str, float]]) -> No
         ([ask("store", 3, cpus=4)], [node()], "12 CPU are asked for (store 3 x 4), 8 are there"),
         ([ask("a", 2, resources={"fast": 1})], [node(fast=1)], "2 fast are asked for (a 2 x 1), 1 are there"),
         ([ask("llm", 3, gpus=2)], [node(3), node(3)], "(GPU: llm 3 x 2) do not fit on the nodes together"),
-        ([ask("a", 3, gpus=0.6)], [node(2)], "the instances (GPU: a 3 x 0.6) do not fit"),
+        ([ask("a", 3, gpus=0.6)], [node(2)], "the replicas (GPU: a 3 x 0.6) do not fit"),
         ([ask("a", cpus=8), ask("b", gpus=1, cpus=1)], [node(1), node(0, 4)], "do not fit on the nodes together"),
     ],
 )
@@ -84,9 +84,9 @@ def within(seconds: float) -> Iterator[None]:
 
 def test_too_many_gpus_are_an_error_at_once(ray_address: str) -> None:
     with within(30), pytest.raises(EngineUnavailable) as caught:
-        deploy.up(pool("greedy", llm={"gpus": 1, "instances": 2}, embedder={"gpus": 0.5}), ray_address)
+        deploy.up(pool("greedy", llm={"gpus": 1, "replicas": 2}, embedder={"gpus": 0.5}), ray_address)
     assert "2.5 GPU are asked for (llm 2 x 1, embedder 1 x 0.5), 2 are there" in str(caught.value)
-    assert not caught.value.retryable and "instances" in caught.value.hint
+    assert not caught.value.retryable and "replicas" in caught.value.hint
     with within(30), pytest.raises(EngineUnavailable, match=r"'llm' asks for 3 GPU on one node; the nodes have GPU 2"):
         deploy.up(pool("greedy", llm={"gpus": 3}), ray_address)
     with within(30), pytest.raises(EngineUnavailable, match=r"'llm' asks for 99 CPU"):
@@ -100,7 +100,7 @@ def named(address: str) -> list[str]:
     return [str(found["name"]) for found in ray.util.list_named_actors(all_namespaces=True)]
 
 
-def test_what_others_hold_and_one_more_instance(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_hold_and_one_more_replica(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "RELEASE_TIMEOUT_S", 0.5)
     deploy.up(pool("first", llm={"gpus": 1.0}), ray_address)
     try:
@@ -109,7 +109,7 @@ def test_what_others_hold_and_one_more_instance(ray_address: str, monkeypatch: p
             within(30),
             pytest.raises(EngineUnavailable, match=r"what is free, 2 GPU .* 1 are there") as no,
         ):
-            deploy.up(pool("second", llm={"gpus": 1.0, "instances": 2}), ray_address)
+            deploy.up(pool("second", llm={"gpus": 1.0, "replicas": 2}), ray_address)
         assert no.value.retryable
         with (
             within(60),
@@ -144,4 +144,4 @@ def test_a_cluster_that_grows_is_waited_for(newer: bool, tmp_path: Path) -> None
         assert room._can_grow()
         deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=said.append)
         end(address, "growing")
-    assert any("waiting for the cluster to grow: an instance of 'llm' asks for 1 GPU" in line for line in said)
+    assert any("waiting for the cluster to grow: a replica of 'llm' asks for 1 GPU" in line for line in said)

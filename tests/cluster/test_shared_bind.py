@@ -129,7 +129,7 @@ def test_another_server_is_refused(carried: tuple[EnginePool, Stub]) -> None:
 
 
 def facade(engine: EmbeddingEngine) -> Any:
-    """A pool as `connect` sees it, of what an instance with this engine tells."""
+    """A pool as `connect` sees it, of what a replica with this engine tells."""
     facts = EngineFacts(engine.name, engine.kinds, engine.profile, {}, ("0",), settings_of(engine))
     there = SharedEngine(pickle.loads(pickle.dumps(facts)))
     return _Facade(there)

@@ -20,7 +20,7 @@ from support.apps import advanced_rag
 from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import EngineConfig, PoolConfig
 from teola_plugin.cluster.connection import actor
-from teola_plugin.cluster.host.instance_host import InstanceHost
+from teola_plugin.cluster.host.replica_host import ReplicaHost
 from teola_plugin.cluster.names import actor_name, engine_spec
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import ConfigError, EngineError, EngineOverloaded, RegistrationError
@@ -90,7 +90,7 @@ def test_a_follower_that_is_not_wanted_is_withdrawn(shared: EnginePool) -> None:
     run.trace.result(30)
     assert embed(shared, "after", "slow")
     status = ray.get(host("fakes", "slow").status.remote())
-    assert status["queued"] == 0 and status["instances"][0]["running"] == 0
+    assert status["queued"] == 0 and status["replicas"][0]["running"] == 0
 
 
 def test_batches_of_one_engine_hold_queries_of_several_apps(shared: EnginePool, fakes_address: str) -> None:
@@ -162,19 +162,19 @@ def test_what_cannot_travel_fails_alone(shared: EnginePool, metadata: dict[str, 
     shared.admin("store", "delete_collection", "odd").result(30)
 
 
-def test_more_and_fewer_instances_while_queries_run(shared: EnginePool) -> None:
+def test_more_and_fewer_replicas_while_queries_run(shared: EnginePool) -> None:
     runs = [shared.runtime.submit(Query({"input": [f"s{i}"] * 12}), chain(12, "slow"), {}) for i in range(4)]
     slow = host("fakes", "slow")
     assert ray.get(slow.scale.remote(3)) == 3
     more = [shared.runtime.submit(Query({"input": [f"m{i}"]}), chain(1, "slow"), {}) for i in range(4)]
-    assert len(ray.get(slow.status.remote())["instances"]) == 3
+    assert len(ray.get(slow.status.remote())["replicas"]) == 3
     assert ray.get(slow.scale.remote(1)) == 1
     assert all(run.output.result(30) is not None for run in (*runs, *more))
-    with pytest.raises(ray.exceptions.RayTaskError, match="needs an instance"):
+    with pytest.raises(ray.exceptions.RayTaskError, match="needs a replica"):
         ray.get(slow.scale.remote(0))
 
 
-RULE = {"most": 2, "queued_per_instance": 2, "up_after": 0, "down_after": 1}
+RULE = {"max_replicas": 2, "queued_per_replica": 2, "up_after_s": 0, "down_after_s": 1}
 LIMITED: dict[str, Any] = {
     "scaled": {"kind": "fake", "autoscale": RULE, "options": {"like": "llm", "machine": "rtx3090"}},
     "small": {"kind": "fake", "max_queued": 8, "options": {"like": "embedder", "seconds": 0.2}},
@@ -193,7 +193,7 @@ def limited(ray_address: str) -> Iterator[EnginePool]:
 
 def test_the_autoscaler_follows_the_queue(limited: EnginePool) -> None:
     def count() -> int:
-        return len(ray.get(host("limited", "scaled").status.remote())["instances"])
+        return len(ray.get(host("limited", "scaled").status.remote())["replicas"])
 
     def until(wanted: int) -> bool:
         ends = time.monotonic() + 60
@@ -231,9 +231,9 @@ def test_a_client_of_another_version_is_refused(fakes_address: str) -> None:
         ray.get(host("fakes", "llm").hello.remote(Hello("x", 999, (3, 11), "9.9")))
 
 
-def test_a_tenant_is_forgotten_on_every_instance(shared: EnginePool) -> None:
+def test_a_tenant_is_forgotten_on_every_replica(shared: EnginePool) -> None:
     shared.forget("t")  # engines that learn nothing have nothing to forget
-    host, heard = InstanceHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
+    host, heard = ReplicaHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
 
     async def forget(tenant: str) -> None:
         heard.append(tenant)

@@ -1,4 +1,4 @@
-"""How instances come up: all of them at first; after a loss whichever can, the others when they can."""
+"""How replicas come up: all of them at first; after a loss whichever can, the others when they can."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from teola_plugin.cluster.host.remote_instance import start_instances, stop_instances
+from teola_plugin.cluster.host.remote_replica import start_replicas, stop_replicas
 from teola_plugin.errors import EngineUnavailable
 
 
 class Coming:
-    """An instance that starts when it is let, or fails."""
+    """A replica that starts when it is let, or fails."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.room, self.stopped = fails, asyncio.Event(), False
@@ -32,7 +32,7 @@ def three(**made: Any) -> Any:
 
 async def test_at_first_all_of_them_are_waited_for() -> None:
     made = three()
-    coming = asyncio.ensure_future(start_instances(made, all_needed=True))
+    coming = asyncio.ensure_future(start_replicas(made, all_needed=True))
     for number in ("1", "2"):
         made[number].room.set()
         await asyncio.sleep(0.01)
@@ -47,13 +47,13 @@ async def test_one_that_fails_at_first_ends_them_all() -> None:
     made["0"].room.set()
     made["1"].room.set()
     with pytest.raises(EngineUnavailable, match="does not start"):
-        await start_instances(made, all_needed=True)
+        await start_replicas(made, all_needed=True)
     assert all(one.stopped for one in made.values())
 
 
 async def test_after_a_loss_one_is_enough_and_the_others_may_follow() -> None:
     made = three(**{"0": Coming(fails=True)})
-    coming = asyncio.ensure_future(start_instances(made, all_needed=False))
+    coming = asyncio.ensure_future(start_replicas(made, all_needed=False))
     made["0"].room.set()
     await asyncio.sleep(0.01)
     assert not coming.done()
@@ -69,13 +69,13 @@ async def test_after_a_loss_none_at_all_is_a_failure() -> None:
     for one in made.values():
         one.room.set()
     with pytest.raises(EngineUnavailable):
-        await start_instances(made, all_needed=False)
+        await start_replicas(made, all_needed=False)
     assert all(one.stopped for one in made.values())
 
 
 async def test_dropping_ends_what_is_on_its_way() -> None:
     made = three()
     made["0"].room.set()
-    _, starts = await start_instances(made, all_needed=False)
-    await stop_instances(made, starts)
+    _, starts = await start_replicas(made, all_needed=False)
+    await stop_replicas(made, starts)
     assert all(start.cancelled() for start in starts.values()) and all(one.stopped for one in made.values())

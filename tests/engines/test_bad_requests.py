@@ -175,15 +175,15 @@ class _Unreadable(str):
         return _gone, ()
 
 
-async def test_at_an_instance_of_a_shared_pool() -> None:
+async def test_at_an_replica_of_a_shared_pool() -> None:
     """Its host only estimates sizes: what is wrong with a payload is found where the engine is."""
-    from teola_plugin.cluster.host.instance_host import InstanceHost
+    from teola_plugin.cluster.host.replica_host import ReplicaHost
     from teola_plugin.cluster.wire import pack, unpack
 
-    host = InstanceHost({"name": "llm", "kind": "fake", "options": {}}, "0")
+    host = ReplicaHost({"name": "llm", "kind": "fake", "options": {}}, "0")
     await host.start()
     requests = [Request("bad", K.PREFILLING, EmbedText("x")), Request("good", K.PREFILLING, chat("what?"))]
     ends = {end.request_id: end for end in unpack(await host.run(pack(requests)))}
     assert ends["good"].value.text
     assert isinstance(ends["bad"].error, EngineError) and ends["bad"].error.hint
-    assert not isinstance(ends["bad"].error, EngineUnavailable), "the instance would be started again"
+    assert not isinstance(ends["bad"].error, EngineUnavailable), "the replica would be started again"

@@ -158,7 +158,7 @@ async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() ->
 # ---------------------------------------------------------------- up to placement
 
 
-async def test_news_of_an_instance_reach_its_scheduler() -> None:
+async def test_news_of_an_replica_reach_its_scheduler() -> None:
     engines = [next(e for e in fake_engines(rtx3090()) if e.name == "llm") for _ in range(2)]
     for engine in engines:
         engine.on_prefix_events = None  # type: ignore[attr-defined]
@@ -167,15 +167,15 @@ async def test_news_of_an_instance_reach_its_scheduler() -> None:
     assert isinstance(router, E2)
     asked = ask("r", ("a", 320))
     engines[1].on_prefix_events((PrefixStored(asked.blocks),))  # type: ignore[attr-defined]
-    placed = router.choose_instance(asked, anywhere)
-    assert placed is not None and (placed.instance, placed.rule) == ("1", PlacementRule.EXPLOIT)
+    placed = router.choose_replica(asked, anywhere)
+    assert placed is not None and (placed.replica, placed.rule) == ("1", PlacementRule.EXPLOIT)
     engines[1].on_prefix_events((PrefixRemoved(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
-    assert router.index.match(asked.blocks).by_instance() == {"1": 10}
+    assert router.index.match(asked.blocks).by_replica() == {"1": 10}
     engines[1].on_prefix_events((PrefixesCleared(),))  # type: ignore[attr-defined]
     assert not list(router.index.runs())
 
 
-def test_only_several_instances_tell_what_they_cache_unless_somebody_decided() -> None:
+def test_only_several_replicas_tell_what_they_cache_unless_somebody_decided() -> None:
     one, two, no = (VllmEngine("llm", "model", tell_cache=said) for said in (None, None, False))
     request_prefix_events([one])
     assert one.tell_cache is None

@@ -90,7 +90,7 @@ def _span(name: str, row: Row, origin: float) -> Span:
         origin + started + 0.03 if kind == "DECODING" else None,
         origin + done,
         engine=engine,
-        instance=f"{engine}-0" if engine else "",
+        replica=f"{engine}-0" if engine else "",
         batch=7 if engine else -1,
         scope=(primitive.split(".")[0],),
         outcome="wasted" if guess else "done",

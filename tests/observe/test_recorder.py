@@ -13,7 +13,7 @@ def test_a_query_becomes_a_trace() -> None:
     recorder.queued(
         "q1", "embed", 1.1, kind="EMBEDDING", engine="minilm", scope=("chain",), depth=2, size=4, parents=("chunk",)
     )
-    recorder.started("q1", "embed", 1.2, instance="minilm-0", batch=9)
+    recorder.started("q1", "embed", 1.2, replica="minilm-0", batch=9)
     recorder.first("q1", "embed", 1.25)
     recorder.first("q1", "embed", 1.28)
     recorder.done("q1", "embed", 1.3, tokens=40, cached=8)
@@ -22,7 +22,7 @@ def test_a_query_becomes_a_trace() -> None:
     assert trace is not None and trace is recorder.get("q1")
     (span,) = trace.spans
     assert (span.queued, span.started, span.first, span.done) == (1.1, 1.2, 1.25, 1.3)
-    assert (span.instance, span.batch, span.scope, span.depth, span.size) == ("minilm-0", 9, ("chain",), 2, 4)
+    assert (span.replica, span.batch, span.scope, span.depth, span.size) == ("minilm-0", 9, ("chain",), 2, 4)
     assert (span.tokens, span.cached, span.outcome, span.parents) == (40, 8, "claimed", ("chunk",))
     assert (span.query_id, span.app, trace.wall, trace.graph) == ("q1", "rag", 1e9, view)
     assert (trace.graph_text, trace.pgraph_text, trace.passes) == ("e", "p", (("prune", True, 1e-4),))

@@ -123,7 +123,7 @@ def test_an_accelerated_call_waits_for_what_is_left() -> None:
     assert fast.wasted() == (0, 0) and spans["model.prefilling.partial#0"].outcome == "done"
 
 
-def test_of_a_map_its_last_instance_is_waited_for() -> None:
+def test_of_a_map_its_last_replica_is_waited_for() -> None:
     """And what let that begin, back to the begin of the query: a workflow has no code of its own around it."""
     each = Generation("one", "Do {item}.", max_tokens=4)
     flow = Generation("list", "{x}", items="lines", max_tokens=8) >> Map("all", over="list", flow=each)

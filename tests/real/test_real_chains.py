@@ -27,7 +27,7 @@ from teola_plugin.passes import DEFAULT_PASSES
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Message, Prompt, Sampling
 from teola_plugin.scheduling import EngineScheduler
-from teola_plugin.scheduling.engine_queue import Enqueue, InstanceUp, QueuedRequest, RequestsEnded, RunBatch
+from teola_plugin.scheduling.engine_queue import Enqueue, QueuedRequest, ReplicaUp, RequestsEnded, RunBatch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.postgres, pytest.mark.models]
 QUESTION = "When is the else clause of a try statement executed?"
@@ -114,7 +114,7 @@ def test_figure_7_on_vllms_own_admission(session_llm: Any) -> None:
     for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         scheduler.handle(Enqueue(0.0, query, name, k, (QueuedRequest(name, 512),), depth))
     order: list[tuple[str, int]] = []
-    out = scheduler.handle(InstanceUp(0.0, "0"))
+    out = scheduler.handle(ReplicaUp(0.0, "0"))
     while out:
         batches = [i for i in out if isinstance(i, RunBatch)]
         admitted = [pair for b in batches for pair in zip(b.requests, b.priorities, strict=True)]

@@ -72,11 +72,11 @@ def test_what_is_held_in_the_cache_is_told_by_app() -> None:
         until(lambda: not any(key.startswith("teola_engine_kv_tokens{") for key in figures(http)))
 
 
-def test_figures_of_an_engine_are_those_of_all_its_instances() -> None:
+def test_figures_of_an_engine_are_those_of_all_its_replicas() -> None:
     with served(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
         body = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
         ids = [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]
-        engines = server.pool.instances("llm")
+        engines = server.pool.replicas("llm")
         until(lambda: all(one.load().kv_tokens.get("llm", 0) > 40 for one in engines))
         used_tokens = sum(one.load().kv_tokens["llm"] for one in engines)
         metrics = figures(http)

@@ -156,7 +156,7 @@ def test_batch_mates_of_the_own_tenant_are_named_and_no_others() -> None:
         for query in (first, mate, foreign):  # as if they had run in one batch
             trace = server.service.traces.get(query.trace)
             assert trace is not None
-            spans = tuple(replace(span, instance="0", batch=99, started=0.0, done=1.0) for span in trace.spans)
+            spans = tuple(replace(span, replica="0", batch=99, started=0.0, done=1.0) for span in trace.spans)
             server.service.traces.query_ended(replace(trace, spans=spans))
         with server.client(ONE.secret) as http:
             page = page_of(server, http, first.id)

@@ -216,10 +216,10 @@ def routing() -> str:
     """The table of the committed run of benchmarks.routing: mean and 99th percentile by each way."""
     found = json.loads((ROOT / "benchmarks" / "results" / "routing.json").read_text())
     ways = list(found["cases"][0]["ways"])
-    rows = [f"| workload, requests/s on instances | {' | '.join(ways)} |", "|---|" + "--:|" * len(ways)]
+    rows = [f"| workload, requests/s on replicas | {' | '.join(ways)} |", "|---|" + "--:|" * len(ways)]
     for case in found["cases"]:
         times = [f"{case['ways'][way]['mean_s']:.2f} ({case['ways'][way]['p99_s']:.1f})" for way in ways]
-        rows.append(f"| {case['workload']}, {case['rate']:g} on {case['instances']} | {' | '.join(times)} |")
+        rows.append(f"| {case['workload']}, {case['rate']:g} on {case['replicas']} | {' | '.join(times)} |")
     return "\n".join(rows)
 
 

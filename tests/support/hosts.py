@@ -30,8 +30,8 @@ from teola_plugin.runtime.ports.port import PortListener
 from teola_plugin.scheduling.engine_queue import Enqueue
 
 
-class _Instance:
-    """An engine of this process as its host sees one: a `RemoteInstance` that is not remote."""
+class _Replica:
+    """An engine of this process as its host sees one: a `RemoteReplica` that is not remote."""
 
     node, pid = "", 0
 
@@ -62,8 +62,8 @@ class Host(EngineHost):
         self.engine = engine
         self.asked: list[tuple[Request, Enqueue]] = []
 
-    def make_instance(self, number: str) -> Any:
-        return _Instance(self.engine)
+    def make_replica(self, number: str) -> Any:
+        return _Replica(self.engine)
 
     def _open(self) -> None:
         super()._open()

@@ -14,10 +14,10 @@ PROFILE = EngineProfile({PrimitiveKind.PREFILLING: Curve.linear(0.0, 0.001)}, pr
 PREBLE = E2Options()
 
 
-def e2(*instances: str, options: E2Options = PREBLE) -> E2:
+def e2(*replicas: str, options: E2Options = PREBLE) -> E2:
     placement = E2(PROFILE, options)
-    for name in instances or ("a", "b"):
-        placement.add_instance(name)
+    for name in replicas or ("a", "b"):
+        placement.add_replica(name)
     placement.begin_round(0.0)
     return placement
 
@@ -32,22 +32,22 @@ def ask(name: str, *parts: tuple[str, int], **more: object) -> PlacementRequest:
     return PlacementRequest(name, len(tokens), block_hashes(tokens), **more)  # type: ignore[arg-type]
 
 
-def anywhere(instance: str, units: int) -> bool:
+def anywhere(replica: str, units: int) -> bool:
     return True
 
 
 def but(*full: str) -> Callable[[str, int], bool]:
-    return lambda instance, units: instance not in full
+    return lambda replica, units: replica not in full
 
 
 def send(
-    placement: E2, asked: PlacementRequest, instance: str = "", units: int | None = None, *, prefilling: bool = False
+    placement: E2, asked: PlacementRequest, replica: str = "", units: int | None = None, *, prefilling: bool = False
 ) -> PlacementChoice:
-    """Place a request, or send it to `instance`; unless it stays `prefilling`, its first token comes at once."""
-    placed = placement.choose_instance(asked, anywhere)
+    """Place a request, or send it to `replica`; unless it stays `prefilling`, its first token comes at once."""
+    placed = placement.choose_replica(asked, anywhere)
     assert placed is not None
-    if instance:
-        placed = PlacementChoice(instance, asked.size if units is None else units, PlacementRule.EXPLORE)
+    if replica:
+        placed = PlacementChoice(replica, asked.size if units is None else units, PlacementRule.EXPLORE)
     placement.record_sent(asked, placed)
     if not prefilling:
         placement.record_prefilled(0.0, asked.id)

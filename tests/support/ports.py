@@ -121,8 +121,8 @@ def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool =
     return EngineRequest(made, "llm", None, primitive or name)
 
 
-def event(name: str, **terms: Any) -> Enqueue:
-    return Enqueue(0.0, "q", name, PrimitiveKind.PREFILLING, (), **terms)
+def event(name: str, **fields: Any) -> Enqueue:
+    return Enqueue(0.0, "q", name, PrimitiveKind.PREFILLING, (), **fields)
 
 
 @dataclass
@@ -137,8 +137,8 @@ class Heard:
     def listener(self) -> PortListener:
         return PortListener(self._started, self._piece, self._ended)
 
-    def _started(self, told: EngineRequest, instance: str, batch: int) -> None:
-        self.started.append((told.request.id, instance))
+    def _started(self, told: EngineRequest, replica: str, batch: int) -> None:
+        self.started.append((told.request.id, replica))
 
     def _piece(self, told: EngineRequest, piece: Piece) -> None:
         told.stream.add(piece)
@@ -166,9 +166,9 @@ def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> E
     return EnginePort("llm", named, heard.listener(), **more)
 
 
-def ask(one: EnginePort, *names: str, **terms: Any) -> list[EngineRequest]:
+def ask(one: EnginePort, *names: str, **fields: Any) -> list[EngineRequest]:
     """Each name a request and a primitive of its own."""
     made = [entry(name) for name in names]
     for each in made:
-        one.enqueue([each], event(each.primitive, **terms))
+        one.enqueue([each], event(each.primitive, **fields))
     return made

@@ -141,7 +141,7 @@ def costs() -> str:
     ]
     rows += [["a kept plan", f"{max(one['kept_ms']['median'] for one in found['planning']):.3f}"]]
     for one in found["decisions"]:
-        what = f"an engine's scheduler, a request, {one['waiting']} waiting, {one['instances']} instances"
+        what = f"an engine's scheduler, a request, {one['waiting']} waiting, {one['replicas']} replicas"
         rows.append([what, f"{one['us']['median'] / 1000:.3f}"])
     rows += [
         [f"a primitive, {one['queries']} queries at once", f"{one['ms']['median']:.3f}"] for one in found["at_once"]

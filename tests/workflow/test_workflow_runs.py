@@ -309,13 +309,13 @@ def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
         Workflow("orders", flow).deploy(pool)
 
 
-def test_instances_for_several_items_go_to_all_instances_of_an_engine() -> None:
+def test_replicas_for_several_items_go_to_all_replicas_of_an_engine() -> None:
     """Their prompts share a beginning, but none is the others' home."""
     machine = scaled(rtx3090(), 0.1)["llm"]
     lines = Map("lines", over="documents", flow=Generation("line", "Be brief. " * 100 + "{item}", max_tokens=8))
     with EnginePool.local({"llm": [FakeLLM("llm", machine), FakeLLM("llm", machine)]}) as pool:
         result = Workflow("lines", lines).deploy(pool).run({"documents": [f"text {n} " * 120 for n in range(12)]})
-    assert {span.instance for span in result.trace.spans if span.engine == "llm" and span.instance} == {"0", "1"}
+    assert {span.replica for span in result.trace.spans if span.engine == "llm" and span.replica} == {"0", "1"}
 
 
 def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:

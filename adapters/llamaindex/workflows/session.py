@@ -53,12 +53,12 @@ class WorkflowSession(Session):
         self,
         original: Any,
         pool: EnginePool | None,
-        terms: Settings,
+        settings: Settings,
         accelerate_part: Accelerate,
         rules: RoutingRules | None = None,
         template: WorkflowSession | None = None,
     ) -> None:
-        super().__init__(original, pool, terms, accelerate_part, rules)
+        super().__init__(original, pool, settings, accelerate_part, rules)
         self._is_agent = pool is not None and is_agent(original)
         self._runner: Any
         self._tools: ToolAccelerator
@@ -77,7 +77,7 @@ class WorkflowSession(Session):
 
         The reader of functions needs that package.
         """
-        is_off = self.pool is not None or self.terms.speculate == "off" or is_agent(self.original)
+        is_off = self.pool is not None or self.settings.speculate == "off" or is_agent(self.original)
         if is_off:
             return None
         try:
@@ -85,7 +85,7 @@ class WorkflowSession(Session):
         except ImportError:
             return None
         prefetch_in_steps()
-        plans = StepPlans(self.original, self.terms.threads)
+        plans = StepPlans(self.original, self.settings.threads)
         try:
             plans.prefetched_calls()  # before the first run: it takes a while
         except Exception as error:
@@ -93,8 +93,8 @@ class WorkflowSession(Session):
             return None
         return plans
 
-    def _same_object(self, terms: Settings) -> WorkflowSession:
-        return WorkflowSession(self.original, self.pool, terms, self._accelerate_part, self.rules, self)
+    def _same_object(self, settings: Settings) -> WorkflowSession:
+        return WorkflowSession(self.original, self.pool, settings, self._accelerate_part, self.rules, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """Return an entry with the report alone; the graphs of the parts are planned when they are called."""
@@ -118,7 +118,7 @@ class WorkflowSession(Session):
             call = self._begin(RUN, None, is_async=True)
             if self._step_plans is not None:
                 call = call._replace(prefetcher=self._step_plans.start_run(self._trace_run(self._step_plans)))
-            with call.failing(), joined(call.query_run, call.terms), in_agent_run(self._agent_run(call.run)):
+            with call.failing(), joined(call.query_run, call.request_context), in_agent_run(self._agent_run(call.run)):
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
 
@@ -142,7 +142,7 @@ class WorkflowSession(Session):
         if run is None or self.pool is None or not isinstance(run.query_run, QueryRun):
             return None
         run.query_run.has_user_code = True
-        return AgentRun(self.pool, run.query_run, self._tools, self.terms.passes) if self._is_agent else None
+        return AgentRun(self.pool, run.query_run, self._tools, self.settings.passes) if self._is_agent else None
 
 
 # ------------------------------------------------------------ the end of a run
@@ -175,7 +175,7 @@ def _close_call(call: StartedCall, error: BaseException | None) -> None:
 
 
 async def _await_in_query(call: StartedCall, run: Awaitable[Any]) -> Any:
-    with under_routing(call.rules), call.ending(), joined(call.query_run, call.terms):
+    with under_routing(call.rules), call.ending(), joined(call.query_run, call.request_context):
         async with interrupting(call.deadline):
             return await run
 

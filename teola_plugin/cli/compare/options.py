@@ -90,7 +90,7 @@ def accelerate_arguments(
     arguments |= {key: value for key, value in (("speculate", speculate), ("engines", engines)) if value is not None}
     if target.fast is not None and arguments:
         raise RegistrationError(
-            "the object is accelerated already, on terms of its own.",
+            "the object is accelerated already, with options of its own.",
             hint="leave --pool, --bind, --engines and --speculate away, or name the original",
         )
     return {"app": "compare", **arguments}

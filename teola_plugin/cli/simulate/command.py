@@ -23,7 +23,7 @@ def add_simulate(commands: Any) -> None:
         description="Runs apps on the engines that a pool's YAML names, as fast as a machine's profile says, in "
         "virtual time: the real schedulers, no models, no GPUs. Exit status: 1 if queries failed, 2 for bad input.",
     )
-    parser.add_argument("pool", metavar="POOL.yaml", help="the pool's YAML file: engines, instances, policies")
+    parser.add_argument("pool", metavar="POOL.yaml", help="the pool's YAML file: engines, replicas, policies")
     parser.add_argument(
         "--app",
         action="append",

@@ -1,4 +1,4 @@
-"""An engine of the cluster as an app's objects see it, and the settings that its instance reports for that."""
+"""An engine of the cluster as an app's objects see it, and the settings that its replica reports for that."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SharedEngine:
         prompts: Mapping[str, str] = self.facts.settings.get("role_prompts", {})
         return prompts.get(role, "")
 
-    # Operations of the instances alone
+    # Operations of the replicas alone
 
     async def start(self) -> None:
         """Do nothing: the pool starts its engines."""

@@ -47,7 +47,7 @@ class _Queued:
 
 
 class UnfinishedRequests:
-    """The requests of a client that have not ended, by id, with their latest terms: a new host gets these."""
+    """The requests of a client that have not ended, by id, with their latest context: a new host gets these."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[EngineRequest, _Queued]] = {}
@@ -82,7 +82,7 @@ class UnfinishedRequests:
         if not queued.requests:
             self._queued.pop((queued.event.query, queued.event.primitive), None)
 
-    def update_terms(self, event: DepthChanged) -> None:
+    def update_depth(self, event: DepthChanged) -> None:
         """Update depths, objectives and gangs that changed after their primitives were queued."""
         for primitive, depth in event.depths.items():
             if (queued := self._queued.get((event.query, primitive))) is not None:
@@ -123,7 +123,7 @@ class SharedPort(ForwardingPort):
         self._early_events: dict[str, list[RequestEvent]] = {}
         """Events of followers that the graph has not dispatched yet, by request."""
         self._expected: dict[str, Enqueue] = {}
-        """Announced followers, by name, with the terms that they were announced with."""
+        """Announced followers, by name, with the context that they were announced with."""
         self._adopted: set[str] = set()
         """Requests that another host was to send to this engine's host."""
         self._down_reason: BaseException | None = None
@@ -219,7 +219,7 @@ class SharedPort(ForwardingPort):
         self._link.send(Listen(tuple((entry.request.id, len(entry.stream.text)) for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:
-        self._unfinished.update_terms(event)
+        self._unfinished.update_depth(event)
         self._link.send(UpdateDepths(event))
 
     # ------------------------------------------------------------ events
@@ -242,7 +242,7 @@ class SharedPort(ForwardingPort):
             return
         entry = pair[0]
         if isinstance(news, RequestStarted):
-            self._listener.on_start(entry, news.instance, news.batch)
+            self._listener.on_start(entry, news.replica, news.batch)
         elif isinstance(news, RequestPiece):
             self._on_piece(entry, news.piece)
         elif isinstance(news, RequestEnded) and isinstance(news.error, ValueLost):
@@ -352,5 +352,5 @@ class SharedPort(ForwardingPort):
 
 
 def _urgency(event: Enqueue) -> tuple[int, Objective, str]:
-    """Return the terms that may have changed since a primitive was announced."""
+    """Return the values that may have changed since a primitive was announced."""
     return event.depth, event.objective, event.gang

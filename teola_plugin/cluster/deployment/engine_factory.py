@@ -20,7 +20,7 @@ BUNDLED = "bundled"
 
 
 def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
-    """Return the engine for `spec`: the fields of an `EngineConfig`, and its `name`. `number` counts the instances from
+    """Return the engine for `spec`: the fields of an `EngineConfig`, and its `name`. `number` counts the replicas from
     0."""
     kind = spec.get("kind")
     make = _MAKERS[kind] if kind else _by_factory
@@ -28,14 +28,14 @@ def build_engine(spec: Mapping[str, Any], number: int) -> Engine:
 
 
 def engines_here(config: str | Path | PoolConfig) -> tuple[dict[str, list[Engine]], dict[str, str], dict[str, int]]:
-    """Build the instances of a pool's file in this process; return them, the batch policies and the queue limits, by
+    """Build the replicas of a pool's file in this process; return them, the batch policies and the queue limits, by
     engine.
 
     Raises `ConfigError`, and what engines raise when they are made.
     """
     pool_config = config if isinstance(config, PoolConfig) else PoolConfig.read(config)
     engines = {
-        name: [build_engine(engine_spec(name, engine_config), number) for number in range(engine_config.instances)]
+        name: [build_engine(engine_spec(name, engine_config), number) for number in range(engine_config.replicas)]
         for name, engine_config in pool_config.engines.items()
     }
     policies = {name: engine_config.policy for name, engine_config in pool_config.engines.items()}
@@ -66,7 +66,7 @@ def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     from teola_plugin.engines.vllm import VllmEngine
 
     drafts = {} if spec.get("drafts") is None else {"drafts": spec["drafts"]}
-    options = {"tell_cache": True, **drafts, **spec["options"]}  # one instance may become several
+    options = {"tell_cache": True, **drafts, **spec["options"]}  # one replica may become several
     engine_args = {**_memory(spec), **spec["engine_args"]}
     model = bundled.llm_folder() if spec["model"] == BUNDLED else spec["model"]
     return VllmEngine(name, model, engine_args=engine_args, cores=cores or None, **options)

@@ -19,31 +19,31 @@ from teola_plugin.shims import ray as private_ray
 Resources = Mapping[str, float]
 GPU = "GPU"
 MAX_TRIES = 20_000
-"""Placements of instances on nodes that are tried before they are assumed to fit."""
+"""Placements of replicas on nodes that are tried before they are assumed to fit."""
 MAX_DEPTH = 300
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Instances of one engine, and the resources that each of them reserves on one node."""
+    """Replicas of one engine, and the resources that each of them reserves on one node."""
 
     engine: str
-    instances: int
+    replicas: int
     amounts: Resources
 
     @classmethod
-    def of(cls, engine: str, config: EngineConfig, instances: int) -> Reservation:
+    def of(cls, engine: str, config: EngineConfig, replicas: int) -> Reservation:
         amounts = {"CPU": config.cpus, GPU: config.gpus, **config.resources}
-        return cls(engine, instances, {name: amount for name, amount in amounts.items() if amount > 0})
+        return cls(engine, replicas, {name: amount for name, amount in amounts.items() if amount > 0})
 
     def describe(self, resource: str) -> str:
-        return f"{self.engine} {self.instances} x {self.amounts[resource]:g}"
+        return f"{self.engine} {self.replicas} x {self.amounts[resource]:g}"
 
 
 def shortage(reservations: Sequence[Reservation], nodes: Sequence[Resources]) -> str:
     """Return what is reserved but not there, with the figures, as a sentence without its end; empty if all fits."""
-    reservations = [reservation for reservation in reservations if reservation.instances and reservation.amounts]
+    reservations = [reservation for reservation in reservations if reservation.replicas and reservation.amounts]
     return (
         _find_too_large(reservations, nodes)
         or _find_too_many(reservations, nodes)
@@ -56,7 +56,7 @@ def _find_too_large(reservations: Sequence[Reservation], nodes: Sequence[Resourc
         amounts = reservation.amounts
         if not any(all(_has(node, name, amount) for name, amount in amounts.items()) for node in nodes):
             needs = " and ".join(f"{amount:g} {name}" for name, amount in amounts.items())
-            return f"an instance of {reservation.engine!r} asks for {needs} on one node; {_list_nodes(nodes, amounts)}"
+            return f"a replica of {reservation.engine!r} asks for {needs} on one node; {_list_nodes(nodes, amounts)}"
     return ""
 
 
@@ -72,7 +72,7 @@ def _resource_names(reservations: Sequence[Reservation]) -> list[str]:
 def _find_too_many(reservations: Sequence[Reservation], nodes: Sequence[Resources]) -> str:
     for name in _resource_names(reservations):
         concerned = [r for r in reservations if name in r.amounts]
-        total, available = sum(r.instances * r.amounts[name] for r in concerned), sum(n.get(name, 0.0) for n in nodes)
+        total, available = sum(r.replicas * r.amounts[name] for r in concerned), sum(n.get(name, 0.0) for n in nodes)
         if total > available + TOLERANCE:
             parts = ", ".join(r.describe(name) for r in concerned)
             return f"{total:g} {name} are asked for ({parts}), {available:g} are there"
@@ -84,7 +84,7 @@ def _find_unpackable(reservations: Sequence[Reservation], nodes: Sequence[Resour
         return ""
     names = _resource_names(reservations)
     parts = "; ".join(f"{n}: {', '.join(r.describe(n) for r in reservations if n in r.amounts)}" for n in names)
-    return f"the instances ({parts}) do not fit on the nodes together; {_list_nodes(nodes, names)}"
+    return f"the replicas ({parts}) do not fit on the nodes together; {_list_nodes(nodes, names)}"
 
 
 def _list_nodes(nodes: Sequence[Resources], names: Iterable[str]) -> str:
@@ -95,7 +95,7 @@ def _list_nodes(nodes: Sequence[Resources], names: Iterable[str]) -> str:
     )
 
 
-# ------------------------------------------------------------ putting instances on nodes
+# ------------------------------------------------------------ putting replicas on nodes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +112,7 @@ class _Node:
         return cls(cards, tuple(sorted((name, amount) for name, amount in resources.items() if name != GPU)))
 
     def without(self, amounts: Resources) -> _Node | None:
-        """Return what is left beside one more instance; None if it does not fit."""
+        """Return what is left beside one more replica; None if it does not fit."""
         cards = _cards_without(self.cards, amounts.get(GPU, 0.0))
         rest = dict(self.rest)
         for name, amount in amounts.items():
@@ -138,7 +138,7 @@ def _cards_without(cards: tuple[float, ...], gpus: float) -> tuple[float, ...] |
 
 
 class _Packing:
-    """Puts instances on nodes, the largest first, and backtracks."""
+    """Puts replicas on nodes, the largest first, and backtracks."""
 
     def __init__(self, reservations: Sequence[Reservation]) -> None:
         order = sorted(
@@ -146,11 +146,11 @@ class _Packing:
             key=lambda reservation: (reservation.amounts.get(GPU, 0.0), sum(reservation.amounts.values())),
             reverse=True,
         )
-        self._amounts = [reservation.amounts for reservation in order for _ in range(reservation.instances)]
+        self._amounts = [reservation.amounts for reservation in order for _ in range(reservation.replicas)]
         self._tries = 0
 
     def fits(self, nodes: tuple[_Node, ...], index: int = 0) -> bool:
-        """Return True if the instances from `index` on fit, or if that could not be found out."""
+        """Return True if the replicas from `index` on fit, or if that could not be found out."""
         self._tries += 1
         if index == len(self._amounts) or self._tries > MAX_TRIES or index > MAX_DEPTH:
             return True
@@ -188,7 +188,7 @@ def need_room(reservations: Sequence[Reservation], on_waiting: Callable[[str], N
         if not _can_grow():
             raise EngineUnavailable(
                 f"the cluster is too small: {missing}.",
-                hint="lower gpus, cpus or instances, or add a node (`ray start --address=...`)",
+                hint="lower gpus, cpus or replicas, or add a node (`ray start --address=...`)",
             )
         on_waiting(f"waiting for the cluster to grow: {missing}")
         return
@@ -196,7 +196,7 @@ def need_room(reservations: Sequence[Reservation], on_waiting: Callable[[str], N
         raise EngineUnavailable(
             f"what is asked for is taken: counting what is free, {missing}.",
             retryable=True,
-            hint="end what holds it (`teola status` of other pools, `ray status`), or lower gpus, cpus or instances",
+            hint="end what holds it (`teola status` of other pools, `ray status`), or lower gpus, cpus or replicas",
         )
     if missing:
         on_waiting(f"waiting for the cluster to grow, or for others to end; counting what is free, {missing}")

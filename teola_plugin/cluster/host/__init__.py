@@ -1,1 +1,1 @@
-"""The shared pool in the cluster: the actor of an engine with its scheduler, and the actors of its instances."""
+"""The shared pool in the cluster: the actor of an engine with its scheduler, and the actors of its replicas."""

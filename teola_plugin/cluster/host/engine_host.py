@@ -1,8 +1,8 @@
-"""One engine in the cluster: its scheduler, shared by every client, and its instances. An actor without policy of its
+"""One engine in the cluster: its scheduler, shared by every client, and its replicas. An actor without policy of its
 own.
 
 The scheduler and the code that carries out its instructions are those of the local runtime (`EngineScheduler` in an
-`EnginePort`); only the instances are elsewhere.
+`EnginePort`); only the replicas are elsewhere.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from teola_plugin.cluster.config import EngineConfig
 from teola_plugin.cluster.connection import actor, was_restarted
 from teola_plugin.cluster.host.clients import SILENCE, Client, Clients
 from teola_plugin.cluster.host.followers import Followers
-from teola_plugin.cluster.host.remote_instance import RemoteInstance, start_instances, stop_instances
+from teola_plugin.cluster.host.remote_replica import RemoteReplica, start_replicas, stop_replicas
 from teola_plugin.cluster.host.scaling import ANSWER_TIMEOUT_S, HEALTH_CHECK_INTERVAL_S, Health, Scaler
-from teola_plugin.cluster.names import actor_name, engine_spec, instance_options
+from teola_plugin.cluster.names import actor_name, engine_spec, replica_options
 from teola_plugin.cluster.wire import (
     PROTOCOL,
     Cancel,
@@ -62,17 +62,17 @@ class BatchLog:
     def __init__(self) -> None:
         self._batches: deque[dict[str, Any]] = deque(maxlen=MAX_BATCHES)
 
-    def add_request(self, batch: int, instance: str, client: str, app: str, primitive: str) -> None:
+    def add_request(self, batch: int, replica: str, client: str, app: str, primitive: str) -> None:
         """Record a request of the batch with that number."""
         if not self._batches or self._batches[-1]["batch"] != batch:
-            self._batches.append({"batch": batch, "instance": instance, "at": time.time(), "apps": [], "members": []})
+            self._batches.append({"batch": batch, "replica": replica, "at": time.time(), "apps": [], "members": []})
         last = self._batches[-1]
         last["members"].append((client, app, primitive))
         if app not in last["apps"]:
             last["apps"].append(app)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return number, instance, wall time, apps, and (client, app, primitive) of each request."""
+        """Return number, replica, wall time, apps, and (client, app, primitive) of each request."""
         return list(self._batches)
 
 
@@ -85,7 +85,7 @@ class EngineHost:
     def __init__(self, pool: str, name: str, settings: Mapping[str, Any]) -> None:
         self.pool, self.name = pool, name
         self.config = EngineConfig.model_validate(settings)
-        self.instances: dict[str, RemoteInstance] = {}
+        self.replicas: dict[str, RemoteReplica] = {}
         self.clients = Clients()
         self.silence = SILENCE
         self._batches = BatchLog()
@@ -93,7 +93,7 @@ class EngineHost:
         self._port: EnginePort | None = None
         self._followers = Followers(name, self._follow, self._forward)
         self._hosts: dict[str, Any] = {}
-        self._health = Health(self._instances, self._lose_instance, self._check_caches_and_clients)
+        self._health = Health(self._replicas, self._lose_replica, self._check_caches_and_clients)
         self._scaler = Scaler(self)
         self._starting = asyncio.Lock()
         self._pending_starts: list[asyncio.Task[None]] = []
@@ -101,64 +101,64 @@ class EngineHost:
     # ------------------------------------------------------------ life
 
     async def start(self) -> EngineFacts:
-        """Start all instances, side by side. Idempotent. Raises `EngineUnavailable`.
+        """Start all replicas, side by side. Idempotent. Raises `EngineUnavailable`.
 
-        A host that was lost and made again goes on with the first instance that is up: the room for the others may be
+        A host that was lost and made again goes on with the first replica that is up: the room for the others may be
         lost with a node.
         """
         async with self._starting:
             if self._port is None:
-                instances = {str(n): self.make_instance(str(n)) for n in range(self.config.instances)}
-                self.instances, pending = await start_instances(instances, all_needed=not was_restarted())
+                replicas = {str(n): self.make_replica(str(n)) for n in range(self.config.replicas)}
+                self.replicas, pending = await start_replicas(replicas, all_needed=not was_restarted())
                 self._open()
                 self._pending_starts = [
-                    asyncio.ensure_future(self._join(n, instances[n], start)) for n, start in pending.items()
+                    asyncio.ensure_future(self._join(n, replicas[n], start)) for n, start in pending.items()
                 ]
         assert self.facts is not None
         return self.facts
 
-    async def _join(self, number: str, instance: RemoteInstance, start: asyncio.Task[None]) -> None:
+    async def _join(self, number: str, replica: RemoteReplica, start: asyncio.Task[None]) -> None:
         try:
             await start
         except EngineUnavailable as error:
-            log.warning("engine %s goes on without instance %s: %s", self.name, number, error)
+            log.warning("engine %s goes on without replica %s: %s", self.name, number, error)
         except asyncio.CancelledError:
-            await stop_instances({number: instance}, {number: start})
+            await stop_replicas({number: replica}, {number: start})
             raise
         else:
-            self.add(number, instance)
+            self.add(number, replica)
 
-    def add(self, number: str, instance: RemoteInstance) -> None:
-        """Add an instance that is up: it gets work from now on."""
-        self.instances[number] = instance
-        self.port.add(number, instance)
+    def add(self, number: str, replica: RemoteReplica) -> None:
+        """Add a replica that is up: it gets work from now on."""
+        self.replicas[number] = replica
+        self.port.add(number, replica)
 
-    def make_instance(self, number: str) -> RemoteInstance:
-        options = instance_options(self.config)
-        return RemoteInstance(self.name, number, engine_spec(self.name, self.config), options)
+    def make_replica(self, number: str) -> RemoteReplica:
+        options = replica_options(self.config)
+        return RemoteReplica(self.name, number, engine_spec(self.name, self.config), options)
 
     def _open(self) -> None:
         policy = POLICIES[self.config.policy]()
         listener = PortListener(self._request_started, self._piece_came, self._request_ended)
         self._port = EnginePort(
             self.name,
-            self.instances,
+            self.replicas,
             listener,
             policy=policy,
             max_queued=self.config.max_queued,
             restarts=8,
             patience=Patience(
                 cancel=Patience().silence
-            ),  # a batch may come back whole: health checks find instances that hang
+            ),  # a batch may come back whole: health checks find replicas that hang
         )
-        first = next(iter(self.instances.values()))
+        first = next(iter(self.replicas.values()))
         if first.facts is not None:
-            self.facts = replace(first.facts, name=self.name, instances=tuple(self.instances))
+            self.facts = replace(first.facts, name=self.name, replicas=tuple(self.replicas))
         self._health.begin()
         self._scaler.begin()
 
     async def stop(self) -> None:
-        """End every instance; requests that clients still wait for fail as unavailable. Idempotent."""
+        """End every replica; requests that clients still wait for fail as unavailable. Idempotent."""
         self._health.end()
         self._scaler.end()
         for task in self._pending_starts:
@@ -167,7 +167,7 @@ class EngineHost:
         port, self._port = self._port, None
         if port is not None:
             await port.close()
-        await asyncio.gather(*(instance.stop() for instance in self.instances.values()))
+        await asyncio.gather(*(replica.stop() for replica in self.replicas.values()))
         self.clients.close()
 
     @property
@@ -228,9 +228,9 @@ class EngineHost:
 
     async def _check_caches_and_clients(self) -> None:
         """Report how full the caches are, and give up silent clients. Runs after every health check."""
-        for name, instance in self.instances.items():
-            if self._port is not None and instance.load().kv_used:
-                self._port.tell(CacheUse(self._now(), name, instance.load().kv_used))
+        for name, replica in self.replicas.items():
+            if self._port is not None and replica.load().kv_used:
+                self._port.tell(CacheUse(self._now(), name, replica.load().kv_used))
         for client in self.clients:
             if client.is_lost(self.silence):
                 log.warning("engine %s: client %s has gone silent", self.name, client.id)
@@ -357,12 +357,12 @@ class EngineHost:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _request_started(self, entry: EngineRequest, instance: str, batch: int) -> None:
+    def _request_started(self, entry: EngineRequest, replica: str, batch: int) -> None:
         sender, request = self.clients.of(entry)
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
-            self._batches.add_request(batch, instance, sender.id, app, entry.primitive)
-            sender.send_event(RequestStarted(request, instance, batch))
+            self._batches.add_request(batch, replica, sender.id, app, entry.primitive)
+            sender.send_event(RequestStarted(request, replica, batch))
 
     def _piece_came(self, entry: EngineRequest, piece: Piece) -> None:
         sender, request = self.clients.of(entry)
@@ -383,15 +383,15 @@ class EngineHost:
         sender.send_event(RequestEnded(request, value, error, entry.search.version, entry.stream.cuts))
         self._followers.end_request(sender.id, request, value, error)
 
-    # ------------------------------------------------------------ instances
+    # ------------------------------------------------------------ replicas
 
-    def _instances(self) -> Mapping[str, RemoteInstance]:
-        return self.instances
+    def _replicas(self) -> Mapping[str, RemoteReplica]:
+        return self.replicas
 
-    def _lose_instance(self, instance: str, reason: str) -> None:
-        """Repeat elsewhere the requests of an instance that hangs or is gone, as its health check found."""
+    def _lose_replica(self, replica: str, reason: str) -> None:
+        """Repeat elsewhere the requests of a replica that hangs or is gone, as its health check found."""
         if self._port is not None:
-            self._port.lose(instance, reason)
+            self._port.lose(replica, reason)
 
     def watch_closely(
         self, every: float = HEALTH_CHECK_INTERVAL_S, patience: float = ANSWER_TIMEOUT_S, silence: float = SILENCE
@@ -401,19 +401,19 @@ class EngineHost:
         self._health.begin()
 
     async def scale(self, target: int) -> int:
-        """Add or remove instances while queries run. Returns their number."""
+        """Add or remove replicas while queries run. Returns their number."""
         return await self._scaler.scale_to(target)
 
     async def admin(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a coroutine method of the engine that is no request, on its first instance."""
-        first = next(iter(self.instances.values()))
+        """Call a coroutine method of the engine that is no request, on its first replica."""
+        first = next(iter(self.replicas.values()))
         return await first.admin(method, args)
 
     async def reset(self) -> None:
-        await asyncio.gather(*(instance.reset() for instance in self.instances.values()))
+        await asyncio.gather(*(replica.reset() for replica in self.replicas.values()))
 
     async def forget(self, tenant: str) -> None:
-        await asyncio.gather(*(instance.forget(tenant) for instance in self.instances.values()))
+        await asyncio.gather(*(replica.forget(tenant) for replica in self.replicas.values()))
 
     def status(self) -> dict[str, Any]:
         """Return plain data for `teola status`."""
@@ -426,16 +426,16 @@ class EngineHost:
             "versions": dict(self.facts.versions) if self.facts else {},
             "queued": sum(len(q.requests) for q in scheduler.queue) if scheduler else 0,
             "clients": len(self.clients),
-            "instances": [
+            "replicas": [
                 {
-                    "instance": name,
-                    "up": scheduler is not None and name in scheduler.instances,
-                    "node": instance.node,
-                    "pid": instance.pid,
+                    "replica": name,
+                    "up": scheduler is not None and name in scheduler.replicas,
+                    "node": replica.node,
+                    "pid": replica.pid,
                     "running": len(scheduler.running.at(name).requests) if scheduler else 0,
-                    "kv_used": instance.load().kv_used,
+                    "kv_used": replica.load().kv_used,
                 }
-                for name, instance in self.instances.items()
+                for name, replica in self.replicas.items()
             ],
         }
 

@@ -82,7 +82,7 @@ class FakeStore(BatchedFake):
         faults: Faults = NO_FAULTS,
         shares: FakeStore | None = None,
     ) -> None:
-        """`shares`: another instance, with which the collections are shared."""
+        """`shares`: another replica, with which the collections are shared."""
         super().__init__(name, profile or profiles.noop()["store"], faults)
         self._collections: dict[str, _Collection] = {} if shares is None else shares._collections
         self._orders: Iterator[int] = itertools.count(1) if shares is None else shares._orders

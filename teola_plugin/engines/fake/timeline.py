@@ -1,4 +1,4 @@
-"""The times at which a fake LLM writes tokens: one discrete-event timeline per instance.
+"""The times at which a fake LLM writes tokens: one discrete-event timeline per replica.
 
 One prefilling runs at a time (a GPU's compute is one resource), in admission order with background work last; all
 decodings run concurrently at no cost to each other (a decoding step is bound by memory). While a prefilling and
@@ -121,7 +121,7 @@ class _Chunk:
 
 
 class Timeline:
-    """Owns the jobs of one instance. `finished(job)` is called at the time of a job's end.
+    """Owns the jobs of one replica. `finished(job)` is called at the time of a job's end.
 
     With `steps` a step may write several tokens, and lasts as long as they say; without, each token comes when the
     profile's curve says.

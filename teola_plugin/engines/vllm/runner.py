@@ -326,7 +326,7 @@ class RequestRunner:
         return RequestAnswer(submit.id, Warmed(done, cached), {"seconds": time.perf_counter() - start})
 
     async def _give_way(self, seconds: float) -> None:
-        """Leave the instance to the others for as long as the last chunk took from them, or until they are done."""
+        """Leave the replica to the others for as long as the last chunk took from them, or until they are done."""
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:

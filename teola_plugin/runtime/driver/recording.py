@@ -102,8 +102,8 @@ class RunTrace:
         self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name), cause=cause)
         self.recorder.done(run.id, name, now)
 
-    def started(self, run: QueryRun, name: str, instance: str = "", batch: int = -1) -> None:
-        self.recorder.started(run.id, name, self._now(), instance=instance, batch=batch)
+    def started(self, run: QueryRun, name: str, replica: str = "", batch: int = -1) -> None:
+        self.recorder.started(run.id, name, self._now(), replica=replica, batch=batch)
 
     def first(self, run: QueryRun, name: str) -> None:
         self.recorder.first(run.id, name, self._now())

@@ -255,12 +255,14 @@ class RequestDriver:
         """Claim or make a request for each payload of a primitive. Return those that have yet to be sent."""
         p, new = live.primitive, []
         port, follower = self._driver.ports[p.engine], run.sent_followers.get(p.id)
-        graph, terms = run.graph_of(p.id), placed(run.query.terms, live.depth, "")
+        graph, request_context = run.graph_of(p.id), placed(run.query.request_context, live.depth, "")
         lookahead = graph.lookahead or p.attributes.lookahead is not None
         for number, payload in enumerate(payloads):
             key = self._search_key(run, port, payload, self.request_key_of(port, run.query.tenant, payload))
             name = follower_request(follower, number) if follower else ""
-            entry = self.join(run, Caller.PLANNER, port, p.kind, payload, key, terms, p.id, name, graph, drafts)
+            entry = self.join(
+                run, Caller.PLANNER, port, p.kind, payload, key, request_context, p.id, name, graph, drafts
+            )
             entry.claims.add_graph(graph, lookahead=lookahead, is_new=entry.is_expected)
             live.wait_for(entry)
             if live.reads_items:
@@ -280,7 +282,7 @@ class RequestDriver:
         kind: PrimitiveKind,
         payload: Any,
         key: RequestKey | None,
-        terms: RequestContext,
+        request_context: RequestContext,
         primitive: str,
         name: str = "",
         graph: PlannerGraph = OWN_GRAPH,
@@ -313,14 +315,14 @@ class RequestDriver:
                 key,
                 primitive,
                 Claims(rule_of(payload), caller),
-                terms,
+                request_context,
                 RequestState.EXPECTED,
             )
             entry.stream.is_coarse = not request.stream
             entry.search.writes = self.writes.version(port.name, payload)
             return entry
 
-        entry = self.table.join(run.id, key, caller, terms, make, graph)
+        entry = self.table.join(run.id, key, caller, request_context, make, graph)
         if not entry.is_expected:
             self._note_claim(run, port, entry)
         return entry
@@ -343,8 +345,8 @@ class RequestDriver:
         """Note that a request was of use. Tell its engine if the claim comes from further before the query's end."""
         if entry.claims.is_left_by_planner:
             self._driver.trace.used(run, entry.primitive)
-        if entry.terms.depth > entry.queued_depth and not entry.has_begun:
-            entry.queued_depth = entry.terms.depth
+        if entry.request_context.depth > entry.queued_depth and not entry.has_begun:
+            entry.queued_depth = entry.request_context.depth
             port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}))
 
     def request_key_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
@@ -488,14 +490,14 @@ class RequestDriver:
 
     # ------------------------------------------------------------ reports of ports
 
-    def request_started(self, entry: EngineRequest, instance: str, batch: int) -> None:
+    def request_started(self, entry: EngineRequest, replica: str, batch: int) -> None:
         """Report that a request has left the queue of its engine."""
         entry.started()
         run = self._driver.runs.get(entry.request.query)
         if run is None:
             return
         run.requests[entry.request.id] = entry.primitive
-        self._driver.trace.started(run, entry.primitive, instance, batch)
+        self._driver.trace.started(run, entry.primitive, replica, batch)
         for name in tuple(run.waiters.get(entry.request.id, ())):
             self._reporter.note_start(run, run.primitives[name], is_traced=name == entry.primitive)
 

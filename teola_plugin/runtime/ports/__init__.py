@@ -1,1 +1,1 @@
-"""Ports, the way from the runtime to an engine: queued requests, running batches, instances that fail."""
+"""Ports, the way from the runtime to an engine: queued requests, running batches, replicas that fail."""

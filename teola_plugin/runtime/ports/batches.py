@@ -1,4 +1,4 @@
-"""The batches that run at a port's instances: results of requests, requests that fail, instances that hang.
+"""The batches that run at a port's replicas: results of requests, requests that fail, replicas that hang.
 
 The table of outstanding requests holds those whose callers wait, those whose slots are taken, and the batch in which
 each runs.
@@ -40,9 +40,9 @@ class OutstandingRequest:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were given to an instance together."""
+    """Requests that were given to a replica together."""
 
-    instance: str
+    replica: str
     left: dict[str, OutstandingRequest]
     """Requests that have not ended, by name."""
     task: Any = None
@@ -110,8 +110,8 @@ class Callers:
     def __init__(self, engine: str, listener: PortListener, outstanding: OutstandingRequests) -> None:
         self._engine, self._listener, self._outstanding = engine, listener, outstanding
 
-    def started(self, entry: EngineRequest, instance: str, batch: int) -> None:
-        self._call("start", self._listener.on_start, entry, instance, batch)
+    def started(self, entry: EngineRequest, replica: str, batch: int) -> None:
+        self._call("start", self._listener.on_start, entry, replica, batch)
 
     def piece(self, entry: EngineRequest, piece: Piece) -> None:
         self._call("pieces", self._listener.on_piece, entry, piece)
@@ -141,14 +141,14 @@ class Callers:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The times, in seconds, after which an instance is given up."""
+    """The times, in seconds, after which a replica is given up."""
 
     cancel: float = 10.0
-    """Time between a request's cancellation and its end at the instance."""
+    """Time between a request's cancellation and its end at the replica."""
     silence: float = 1800.0
-    """Time without any result or piece while the instance has work; only for engines that can be restarted."""
+    """Time without any result or piece while the replica has work; only for engines that can be restarted."""
     restart: float = 900.0
-    """Time for one attempt to start the instance again."""
+    """Time for one attempt to start the replica again."""
     closing: float = 5.0
     """Time for tasks that still run when the pool closes."""
 
@@ -160,18 +160,18 @@ _MAX_TIMER_DELAY = 0.1
 
 
 class Watchdog:
-    """A watch on one instance, with one timer. `on_hang` is called, with the reason, once it is silent for too long."""
+    """A watch on one replica, with one timer. `on_hang` is called, with the reason, once it is silent for too long."""
 
     def __init__(self, patience: Patience, on_hang: Callable[[str], None]) -> None:
         self._patience, self._on_hang = patience, on_hang
         self._batches = 0
         self._last_result = 0.0
         self._cancellations: dict[str, float] = {}
-        """Times at which the instance was asked to cancel requests, by request, oldest first."""
+        """Times at which the replica was asked to cancel requests, by request, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def note_batch(self) -> None:
-        """Note that the instance got a batch."""
+        """Note that the replica got a batch."""
         if not self._batches:
             self.note_result()
         self._batches += 1
@@ -179,16 +179,16 @@ class Watchdog:
             self._set_timer()
 
     def note_result(self) -> None:
-        """Note that the instance gave a result, or a piece of one."""
+        """Note that the replica gave a result, or a piece of one."""
         self._last_result = _now()
 
     def note_cancellation(self, request: str) -> None:
-        """Note that the instance was asked to cancel a request."""
+        """Note that the replica was asked to cancel a request."""
         self._cancellations.setdefault(request, _now())
         self._set_timer()
 
     def note_release(self, request: str) -> None:
-        """Note that the instance has ended a request, cancelled or not."""
+        """Note that the replica has ended a request, cancelled or not."""
         self._cancellations.pop(request, None)
 
     def note_batch_end(self) -> None:
@@ -203,7 +203,7 @@ class Watchdog:
 
     @property
     def _due(self) -> tuple[float, str]:
-        """The time at which the instance counts as hanging, and the reason."""
+        """The time at which the replica counts as hanging, and the reason."""
         silent = self._last_result + self._patience.silence if self._batches else math.inf
         ignored = next(iter(self._cancellations.values()), math.inf) + self._patience.cancel
         if ignored <= silent:
@@ -243,19 +243,19 @@ class BatchReports:
 
     scheduler: Callable[[EngineEvent], None]
     dead: Callable[[str], None]
-    """Called with the name of an instance that reports its own death."""
+    """Called with the name of a replica that reports its own death."""
     hangs: Callable[[str, str], None]
-    """Called with the name of an instance that does not react, and the reason."""
+    """Called with the name of a replica that does not react, and the reason."""
     worked: Callable[[str], None]
-    """Called with the name of an instance that has done a request."""
+    """Called with the name of a replica that has done a request."""
     may_retry: Callable[[], bool]
-    """Returns True if an instance is left for failed requests."""
+    """Returns True if a replica is left for failed requests."""
 
 
 class Batches:
     """The running batches of one port.
 
-    A slot is free once its instance has ended the request, and before the request's caller hears of the end.
+    A slot is free once its replica has ended the request, and before the request's caller hears of the end.
     """
 
     def __init__(
@@ -277,23 +277,23 @@ class Batches:
         """Names of requests whose slots are free, and have yet to be reported."""
 
     def begin(self, order: RunBatch, engine: Engine) -> None:
-        """Start a batch at an instance."""
+        """Start a batch at a replica."""
         batch = Batch(
-            order.instance,
+            order.replica,
             {n: outstanding for n in order.requests if (outstanding := self._outstanding.get(n)) is not None},
         )
-        self._running.setdefault(order.instance, set()).add(batch)
-        self._watch(order.instance, engine).note_batch()
+        self._running.setdefault(order.replica, set()).add(batch)
+        self._watch(order.replica, engine).note_batch()
         batch.task = self._spawn(self._run(order, engine, batch))
 
-    def tasks(self, instance: str) -> list[asyncio.Task[None]]:
-        """Return the tasks of the batches that run at an instance."""
-        return [batch.task for batch in self._running.get(instance, ()) if batch.task is not None]
+    def tasks(self, replica: str) -> list[asyncio.Task[None]]:
+        """Return the tasks of the batches that run at a replica."""
+        return [batch.task for batch in self._running.get(replica, ()) if batch.task is not None]
 
-    def give_up(self, outstanding: OutstandingRequest, instance: str, engine: Engine, error: BaseException) -> None:
-        """End a request for its caller now. Ask its instance to cancel it, and watch whether it does."""
+    def give_up(self, outstanding: OutstandingRequest, replica: str, engine: Engine, error: BaseException) -> None:
+        """End a request for its caller now. Ask its replica to cancel it, and watch whether it does."""
         if not outstanding.has_ended:
-            self._watch(instance, engine).note_cancellation(outstanding.name)
+            self._watch(replica, engine).note_cancellation(outstanding.name)
             self._spawn(self._cancel(engine, outstanding.name))
         self._callers.end(outstanding, None, error)
 
@@ -305,30 +305,30 @@ class Batches:
         except BaseException as error:
             log.warning("engine %s raised while it cancelled a request: %r", self._engine, error)
 
-    def leave(self, instance: str, error: BaseException) -> None:
-        """Fail all requests that run at an instance, without waiting for the instance."""
-        self.forget(instance)
-        for batch in list(self._running.pop(instance, ())):
+    def leave(self, replica: str, error: BaseException) -> None:
+        """Fail all requests that run at a replica, without waiting for the replica."""
+        self.forget(replica)
+        for batch in list(self._running.pop(replica, ())):
             self._end(batch, error)
             if batch.task is not None:
                 abandon(batch.task)
 
-    def forget(self, instance: str) -> None:
-        """Watch an instance no more."""
-        if watch := self._watches.pop(instance, None):
+    def forget(self, replica: str) -> None:
+        """Watch a replica no more."""
+        if watch := self._watches.pop(replica, None):
             watch.stop()
 
     def stop_watching(self) -> None:
-        for instance in list(self._watches):
-            self.forget(instance)
+        for replica in list(self._watches):
+            self.forget(replica)
 
-    def _watch(self, instance: str, engine: Engine) -> Watchdog:
-        watch = self._watches.get(instance)
+    def _watch(self, replica: str, engine: Engine) -> Watchdog:
+        watch = self._watches.get(replica)
         if watch is None:
             patience = self._patience
             if not hasattr(engine, "restart"):
                 patience = replace(patience, silence=float("inf"))
-            watch = self._watches[instance] = Watchdog(patience, lambda reason: self._reports.hangs(instance, reason))
+            watch = self._watches[replica] = Watchdog(patience, lambda reason: self._reports.hangs(replica, reason))
         return watch
 
     # ------------------------------------------------------------ one batch
@@ -349,13 +349,13 @@ class Batches:
             batch.is_over = True
             raise
         except Exception as error:
-            log.warning("engine %s instance %s broke in a batch: %r", self._engine, batch.instance, error)
+            log.warning("engine %s replica %s broke in a batch: %r", self._engine, batch.replica, error)
             failure = failures.broken_engine_error(self._engine, error)
         except BaseException as error:  # sys.exit(), an interrupt, a panic below: it must not end the loop
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # the user's own: the loop is on the thread that gets signals
-            log.warning("engine %s instance %s raised %r: it is started again", self._engine, batch.instance, error)
-            failure = failures.instance_lost_error(self._engine, batch.instance, f"it raised {error!r}")
+            log.warning("engine %s replica %s raised %r: it is started again", self._engine, batch.replica, error)
+            failure = failures.replica_lost_error(self._engine, batch.replica, f"it raised {error!r}")
         finally:
             self._end(batch, failure)
 
@@ -372,7 +372,7 @@ class Batches:
             entry = outstanding.entry
             entry.request = entry.request.admitted(number, depth, objective.value)
             requests.append(entry.request if name == entry.request.id else replace(entry.request, id=name))
-            self._callers.started(entry, batch.instance, order.batch)
+            self._callers.started(entry, batch.replica, order.batch)
         return requests
 
     def _end(self, batch: Batch, failure: BaseException | None) -> None:
@@ -380,10 +380,10 @@ class Batches:
         if batch.is_over:
             return
         batch.is_over = True
-        running = self._running.get(batch.instance, set())
+        running = self._running.get(batch.replica, set())
         if batch in running:
             running.discard(batch)
-            if watch := self._watches.get(batch.instance):
+            if watch := self._watches.get(batch.replica):
                 watch.note_batch_end()
         for outstanding in list(batch.left.values()):
             self._fail(batch, outstanding, failure or failures.cancelled_error(self._engine))
@@ -394,7 +394,7 @@ class Batches:
         outstanding = batch.left.get(result.request_id)
         if outstanding is None or batch.is_over:
             return
-        if watch := self._watches.get(batch.instance):
+        if watch := self._watches.get(batch.replica):
             watch.note_result()
         try:
             if isinstance(result, Piece):
@@ -406,7 +406,7 @@ class Batches:
         except Exception as error:  # a retry with another text, or a result of a wrong type
             failure = failures.broken_engine_error(self._engine, error)
             if isinstance(result, Piece):
-                self.give_up(outstanding, batch.instance, engine, failure)
+                self.give_up(outstanding, batch.replica, engine, failure)
             else:
                 self._free_slot(batch, outstanding)
                 self._callers.end(outstanding, None, failure)
@@ -427,12 +427,12 @@ class Batches:
         outstanding.entry.check_result(done.value)
         outstanding.entry.search.version, outstanding.entry.stream.cuts = done.version, done.cuts
         self._free_slot(batch, outstanding)
-        self._reports.worked(batch.instance)
+        self._reports.worked(batch.replica)
         self._callers.end(outstanding, done.value, None)
 
     def _fail(self, batch: Batch, outstanding: OutstandingRequest, error: BaseException) -> None:
         if isinstance(error, EngineUnavailable):
-            self._reports.dead(batch.instance)
+            self._reports.dead(batch.replica)
         entry = outstanding.entry
         is_retryable = isinstance(error, EngineError) and error.retryable and entry.can_be_repeated
         has_attempt_left = not outstanding.has_ended and entry.attempts + 1 < self._max_attempts
@@ -453,7 +453,7 @@ class Batches:
     def _free_slot(self, batch: Batch, outstanding: OutstandingRequest) -> None:
         """Free the slot of a request. The slots of a whole batch are reported at once, for one decision."""
         batch.left.pop(outstanding.name, None)
-        if watch := self._watches.get(batch.instance):
+        if watch := self._watches.get(batch.replica):
             watch.note_release(outstanding.name)
         self._outstanding.remove(outstanding)
         if not self._free_slots:

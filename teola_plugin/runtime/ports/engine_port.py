@@ -1,6 +1,6 @@
-"""One engine at this runtime: its scheduler, its instances, its running batches. Lives on the pool's loop.
+"""One engine at this runtime: its scheduler, its replicas, its running batches. Lives on the pool's loop.
 
-Of its instances the port knows which take work, which are being started again, and which are given up.
+Of its replicas the port knows which take work, which are being started again, and which are given up.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from teola_plugin.scheduling.engine_queue import (
     Dropped,
     EngineEvent,
     Enqueue,
-    InstanceDown,
-    InstanceDrained,
-    InstanceUp,
     QueuedRequest,
     Reject,
+    ReplicaDown,
+    ReplicaDrained,
+    ReplicaUp,
     RunBatch,
 )
 from teola_plugin.scheduling.events import Instruction
 
 log = logging.getLogger("teola_plugin")
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.2, 30.0
-"""Pauses between two attempts to start an instance again."""
+"""Pauses between two attempts to start a replica again."""
 _PAUSE_AFTER_GIVING_UP_S = 300.0
-"""The pause once the instance is given up."""
+"""The pause once the replica is given up."""
 
 
-class Instances:
-    """The instances of an engine. Lost ones are started again.
+class Replicas:
+    """The replicas of an engine. Lost ones are started again.
 
     `on_up` is called with the name of one that takes work again, `on_give_up` with that of one that cannot be started.
     """
@@ -68,46 +68,46 @@ class Instances:
         on_up: Callable[[str], None],
         on_give_up: Callable[[str], None],
     ) -> None:
-        """`restarts`: attempts before an instance is given up; `restart_timeout_s`: time for each of them."""
+        """`restarts`: attempts before a replica is given up; `restart_timeout_s`: time for each of them."""
         self.name, self.engines = name, dict(engines)
         self._restarts, self._restart_timeout_s = restarts, restart_timeout_s
         self._spawn, self._on_up, self._on_give_up = spawn, on_up, on_give_up
         self._restarting: set[str] = set()
         self._given_up: dict[str, str] = {}
-        """Causes, by instance."""
+        """Causes, by replica."""
         self._failures: dict[str, int] = {}
-        """Numbers of restarts in a row without any work in between, by instance."""
+        """Numbers of restarts in a row without any work in between, by replica."""
 
     @property
     def down_reason(self) -> str:
-        """The reason why no instance is left, and none coming; empty while there is one."""
+        """The reason why no replica is left, and none coming; empty while there is one."""
         is_down = bool(self.engines) and self._given_up.keys() >= self.engines.keys()
         return next(reversed(self._given_up.values())) if is_down else ""
 
-    def takes_work(self, instance: str) -> bool:
-        """Return True if the instance exists and is not being started again."""
-        return instance in self.engines and instance not in self._restarting
+    def takes_work(self, replica: str) -> bool:
+        """Return True if the replica exists and is not being started again."""
+        return replica in self.engines and replica not in self._restarting
 
-    def remove(self, instance: str) -> Engine:
-        """Remove an instance and return it."""
-        self._restarting.discard(instance)
-        self._given_up.pop(instance, None)
-        self._failures.pop(instance, None)
-        return self.engines.pop(instance)
+    def remove(self, replica: str) -> Engine:
+        """Remove a replica and return it."""
+        self._restarting.discard(replica)
+        self._given_up.pop(replica, None)
+        self._failures.pop(replica, None)
+        return self.engines.pop(replica)
 
-    def note_work(self, instance: str) -> None:
-        """Note that an instance has done a request."""
+    def note_work(self, replica: str) -> None:
+        """Note that a replica has done a request."""
         if self._failures:
-            self._failures.pop(instance, None)
+            self._failures.pop(replica, None)
 
-    def revive(self, instance: str) -> None:
-        """Start an instance again, with longer and longer pauses; once it is given up, every few minutes."""
-        self._restarting.add(instance)
-        self._failures[instance] = self._failures.get(instance, 0) + 1
-        self._spawn(self._restart(instance, self.engines[instance]))
+    def revive(self, replica: str) -> None:
+        """Start a replica again, with longer and longer pauses; once it is given up, every few minutes."""
+        self._restarting.add(replica)
+        self._failures[replica] = self._failures.get(replica, 0) + 1
+        self._spawn(self._restart(replica, self.engines[replica]))
 
-    async def _restart(self, instance: str, engine: Engine) -> None:
-        if (earlier_failures := self._failures[instance] - 1) > 0:
+    async def _restart(self, replica: str, engine: Engine) -> None:
+        if (earlier_failures := self._failures[replica] - 1) > 0:
             await asyncio.sleep(_pause_s(earlier_failures))
         for attempt in itertools.count(1):
             try:
@@ -118,31 +118,31 @@ class Instances:
                 cause = error
             else:
                 break
-            if self.engines.get(instance) is not engine:
+            if self.engines.get(replica) is not engine:
                 return
-            if attempt >= self._restarts and instance not in self._given_up:
-                self._give_up(instance, cause, attempt)
+            if attempt >= self._restarts and replica not in self._given_up:
+                self._give_up(replica, cause, attempt)
             await asyncio.sleep(_PAUSE_AFTER_GIVING_UP_S if attempt >= self._restarts else _pause_s(attempt))
-        if self.engines.get(instance) is engine:  # not retired meanwhile
-            self._restarting.discard(instance)
-            if self._given_up.pop(instance, None) is not None:
-                log.warning("engine %s: instance %s is there again", self.name, instance)
-            self._on_up(instance)
+        if self.engines.get(replica) is engine:  # not retired meanwhile
+            self._restarting.discard(replica)
+            if self._given_up.pop(replica, None) is not None:
+                log.warning("engine %s: replica %s is there again", self.name, replica)
+            self._on_up(replica)
 
-    def _give_up(self, instance: str, cause: BaseException, attempts: int) -> None:
+    def _give_up(self, replica: str, cause: BaseException, attempts: int) -> None:
         log.warning(
-            "engine %s: instance %s could not be started again in %d attempts: %r. %d of %d instances are left; it is "
+            "engine %s: replica %s could not be started again in %d attempts: %r. %d of %d replicas are left; it is "
             "tried again every %d s. Look at the cause, and at memory, device and files, or start a new pool",
             self.name,
-            instance,
+            replica,
             attempts,
             cause,
             len(self.engines) - len(self._given_up) - 1,
             len(self.engines),
             _PAUSE_AFTER_GIVING_UP_S,
         )
-        self._given_up[instance] = f"{type(cause).__name__}: {cause}."
-        self._on_give_up(instance)
+        self._given_up[replica] = f"{type(cause).__name__}: {cause}."
+        self._on_give_up(replica)
 
 
 async def restart_engine(engine: Engine) -> None:
@@ -166,15 +166,15 @@ MAX_QUEUED = 100_000
 class EnginePort:
     """The port of an engine in this process: it carries out the instructions of an `EngineScheduler`.
 
-    A request that failed retryably runs again, up to a limit. Whatever a request, an instance or a listener does, the
+    A request that failed retryably runs again, up to a limit. Whatever a request, a replica or a listener does, the
     others go on: slots are freed before callers hear of an end, a request that cannot be queued fails alone. An
-    instance that is lost or hangs is started again, and its requests run elsewhere.
+    replica that is lost or hangs is started again, and its requests run elsewhere.
     """
 
     def __init__(
         self,
         name: str,
-        instances: Mapping[str, Engine],
+        replicas: Mapping[str, Engine],
         listener: PortListener,
         *,
         policy: BatchPolicy | None = None,
@@ -183,24 +183,24 @@ class EnginePort:
         restarts: int = 3,
         patience: Patience | None = None,
     ) -> None:
-        """`restarts`: attempts before an instance is beyond repair; `patience` with what hangs, `PATIENCE` if None."""
+        """`restarts`: attempts before a replica is beyond repair; `patience` with what hangs, `PATIENCE` if None."""
         self.name, self._max_queued = name, max_queued
         self._patience = patience or batches.PATIENCE
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._outstanding = OutstandingRequests()
         self._callers = Callers(name, listener, self._outstanding)
-        self._instances = Instances(
+        self._replicas = Replicas(
             name,
-            instances,
+            replicas,
             restarts=restarts,
             restart_timeout_s=self._patience.restart,
             spawn=self._spawn,
-            on_up=lambda instance: self._handle(InstanceUp(self._now(), instance)),
-            on_give_up=self._give_up_instance,
+            on_up=lambda replica: self._handle(ReplicaUp(self._now(), replica)),
+            on_give_up=self._give_up_replica,
         )
         reports = BatchReports(
-            self._handle, self._revive, self.lose, self._instances.note_work, lambda: self._refusal(0) is None
+            self._handle, self._revive, self.lose, self._replicas.note_work, lambda: self._refusal(0) is None
         )
         self._batches = Batches(
             name,
@@ -211,17 +211,17 @@ class EnginePort:
             max_attempts=max_attempts,
             spawn=self._spawn,
         )
-        self.scheduler = EngineScheduler(self.engine.profile, tuple(self.instances), policy)
-        for number, engine in self.instances.items():
+        self.scheduler = EngineScheduler(self.engine.profile, tuple(self.replicas), policy)
+        for number, engine in self.replicas.items():
             self._follow_cache(number, engine)
 
     @property
-    def instances(self) -> dict[str, Engine]:
-        return self._instances.engines
+    def replicas(self) -> dict[str, Engine]:
+        return self._replicas.engines
 
     @property
     def engine(self) -> Engine:
-        return next(iter(self._instances.engines.values()))
+        return next(iter(self._replicas.engines.values()))
 
     # ------------------------------------------------------------ requests
 
@@ -259,7 +259,7 @@ class EnginePort:
         """Return the error for `more` new requests, or None if the port takes them."""
         if self._closed:
             return pool_closed(self.name)
-        if cause := self._instances.down_reason:
+        if cause := self._replicas.down_reason:
             return failures.engine_down_error(self.name, cause)
         if len(self._outstanding) + more > self._max_queued:
             return failures.overload_error(self.name, len(self._outstanding), self._max_queued)
@@ -270,7 +270,7 @@ class EnginePort:
         return self._outstanding.of(entry) is not None
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
-        """Cancel requests. They end for their callers at once, and free their slots once the instance ends them."""
+        """Cancel requests. They end for their callers at once, and free their slots once the replica ends them."""
         for entry in entries:
             entry.is_cancelled = True
         names = tuple(outstanding.name for entry in entries if (outstanding := self._outstanding.of(entry)) is not None)
@@ -282,22 +282,22 @@ class EnginePort:
 
     @property
     def listens(self) -> bool:
-        return all(map(listens, self.instances.values()))
+        return all(map(listens, self.replicas.values()))
 
     def listen(self, entries: Sequence[EngineRequest]) -> None:
         """Have those of the requests that are running streamed from now on, because they have a reader now.
 
-        A request that is still queued is skipped: it is already marked to be streamed when it is sent to an instance.
+        A request that is still queued is skipped: it is already marked to be streamed when it is sent to a replica.
         Engines that do not support late readers (`engines.base.listens`) stream from the start.
         """
         for entry in entries:
             outstanding = self._outstanding.of(entry)
             running = self.scheduler.running.by_id.get(outstanding.name) if outstanding is not None else None
-            if running is not None and (engine := self.instances.get(running.instance)) is not None:
+            if running is not None and (engine := self.replicas.get(running.replica)) is not None:
                 listen(engine, running.request)
 
     async def close(self) -> None:
-        """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for instances that hang."""
+        """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for replicas that hang."""
         self._closed = True
         for outstanding in self._outstanding:
             self._outstanding.remove(outstanding)
@@ -307,59 +307,57 @@ class EnginePort:
         if left:
             log.warning("engine %s: %d tasks did not end when the pool was closed: it hangs", self.name, len(left))
 
-    # ------------------------------------------------------------ instances
+    # ------------------------------------------------------------ replicas
 
     def tell(self, event: EngineEvent) -> None:
-        """Pass an event about an instance to the scheduler (e.g. `CacheUse`)."""
+        """Pass an event about a replica to the scheduler (e.g. `CacheUse`)."""
         self._handle(event)
 
-    def _follow_cache(self, instance: str, engine: Engine) -> None:
-        """Pass the instance's events about its cache to the scheduler, if it has any (see `engines.prefix_events`)."""
+    def _follow_cache(self, replica: str, engine: Engine) -> None:
+        """Pass the replica's events about its cache to the scheduler, if it has any (see `engines.prefix_events`)."""
         if not hasattr(engine, "on_prefix_events"):
             return
 
         def pass_on(prefix_events: PrefixEvents) -> None:
-            for event in cache_events(self._now(), instance, prefix_events, engine.load().kv_used):
+            for event in cache_events(self._now(), replica, prefix_events, engine.load().kv_used):
                 self._handle(event)
 
         engine.on_prefix_events = pass_on
 
-    def add(self, instance: str, engine: Engine) -> None:
-        """Add a started instance."""
-        self._instances.engines[instance] = engine
-        self._follow_cache(instance, engine)
-        self._handle(InstanceUp(self._now(), instance))
+    def add(self, replica: str, engine: Engine) -> None:
+        """Add a started replica."""
+        self._replicas.engines[replica] = engine
+        self._follow_cache(replica, engine)
+        self._handle(ReplicaUp(self._now(), replica))
 
-    async def retire(self, instance: str) -> Engine:
-        """Give an instance no more work, wait until its requests have ended, and return it, still started."""
-        self._handle(InstanceDrained(self._now(), instance))
-        while running := self._batches.tasks(instance):
+    async def retire(self, replica: str) -> Engine:
+        """Give a replica no more work, wait until its requests have ended, and return it, still started."""
+        self._handle(ReplicaDrained(self._now(), replica))
+        while running := self._batches.tasks(replica):
             await asyncio.wait(running)
-        self._handle(InstanceDown(self._now(), instance))
-        self._batches.forget(instance)
-        return self._instances.remove(instance)
+        self._handle(ReplicaDown(self._now(), replica))
+        self._batches.forget(replica)
+        return self._replicas.remove(replica)
 
-    def lose(self, instance: str, reason: str) -> None:
-        """Start an instance again that is dead or hangs. Its requests run elsewhere."""
-        if instance not in self.instances or self._closed:
+    def lose(self, replica: str, reason: str) -> None:
+        """Start a replica again that is dead or hangs. Its requests run elsewhere."""
+        if replica not in self.replicas or self._closed:
             return
-        if self._instances.takes_work(instance):
-            log.warning("engine %s: instance %s was lost: %s; it is started again", self.name, instance, reason)
-            self._revive(instance)
-        self._batches.leave(instance, failures.instance_lost_error(self.name, instance, reason))
+        if self._replicas.takes_work(replica):
+            log.warning("engine %s: replica %s was lost: %s; it is started again", self.name, replica, reason)
+            self._revive(replica)
+        self._batches.leave(replica, failures.replica_lost_error(self.name, replica, reason))
 
-    def _revive(self, instance: str) -> None:
-        """Give a dead instance no more work until it has been started again."""
-        if self._instances.takes_work(instance) and not self._closed:
-            self._handle(InstanceDrained(self._now(), instance))
-            self._instances.revive(instance)
+    def _revive(self, replica: str) -> None:
+        """Give a dead replica no more work until it has been started again."""
+        if self._replicas.takes_work(replica) and not self._closed:
+            self._handle(ReplicaDrained(self._now(), replica))
+            self._replicas.revive(replica)
 
-    def _give_up_instance(self, instance: str) -> None:
-        """Leave the requests of an instance that cannot be started again to others; if there are none, fail all."""
-        self._batches.leave(
-            instance, failures.instance_lost_error(self.name, instance, "it could not be started again")
-        )
-        if not self._instances.down_reason:
+    def _give_up_replica(self, replica: str) -> None:
+        """Leave the requests of a replica that cannot be started again to others; if there are none, fail all."""
+        self._batches.leave(replica, failures.replica_lost_error(self.name, replica, "it could not be started again"))
+        if not self._replicas.down_reason:
             return
         names = []
         for outstanding in self._outstanding:
@@ -386,7 +384,7 @@ class EnginePort:
 
     def _carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, RunBatch):
-            self._batches.begin(instruction, self.instances[instruction.instance])
+            self._batches.begin(instruction, self.replicas[instruction.replica])
         elif isinstance(instruction, CancelRunning):
             self._cancel_running(instruction)
         elif isinstance(instruction, Dropped):
@@ -404,23 +402,23 @@ class EnginePort:
             self._callers.end(outstanding, None, error)
 
     def _cancel_running(self, order: CancelRunning) -> None:
-        engine = self.instances.get(order.instance)
+        engine = self.replicas.get(order.replica)
         for request in order.requests:
             outstanding = self._outstanding.get(request)
             if outstanding is not None and engine is not None:
-                self._batches.give_up(outstanding, order.instance, engine, failures.cancelled_error(self.name))
+                self._batches.give_up(outstanding, order.replica, engine, failures.cancelled_error(self.name))
 
 
-def cache_events(at: float, instance: str, prefix_events: PrefixEvents, used: float) -> Iterator[CacheEvent]:
-    """Yield an instance's events about its prefix cache as events of its scheduler.
+def cache_events(at: float, replica: str, prefix_events: PrefixEvents, used: float) -> Iterator[CacheEvent]:
+    """Yield a replica's events about its prefix cache as events of its scheduler.
 
     `used`: the share of the cache that running requests occupy now.
     """
     for event in prefix_events:
         if isinstance(event, PrefixStored):
-            yield CacheStored(at, instance, event.blocks)
+            yield CacheStored(at, replica, event.blocks)
         elif isinstance(event, PrefixRemoved):
-            yield CacheRemoved(at, instance, event.blocks, event.keeps)
+            yield CacheRemoved(at, replica, event.blocks, event.keeps)
         else:
-            yield CacheCleared(at, instance)
-    yield CacheUse(at, instance, used)
+            yield CacheCleared(at, replica)
+    yield CacheUse(at, replica, used)

@@ -1,4 +1,4 @@
-"""An engine as the runtime uses it, wherever its scheduler and its instances are."""
+"""An engine as the runtime uses it, wherever its scheduler and its replicas are."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PortListener:
     """The callbacks of a port, about its requests. Called on the pool's loop; errors that they raise are logged."""
 
     on_start: Callable[[EngineRequest, str, int], None]
-    """(entry, instance, batch)"""
+    """(entry, replica, batch)"""
     on_piece: Callable[[EngineRequest, Piece], None]
     on_end: Callable[[EngineRequest, Any, BaseException | None], None]
     """(entry, value, error)"""
 
 
 class Port(Protocol):
-    """An engine as the runtime uses it, wherever its scheduler and its instances are."""
+    """An engine as the runtime uses it, wherever its scheduler and its replicas are."""
 
     name: str
 

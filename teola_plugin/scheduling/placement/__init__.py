@@ -1,4 +1,4 @@
-"""Placement: the instance of an engine that a request goes to."""
+"""Placement: the replica of an engine that a request goes to."""
 
 from teola_plugin.graph.prefix_blocks import BLOCK_TOKENS, PrefixBlocks, block_hashes
 from teola_plugin.scheduling.placement.base import (

@@ -1,7 +1,7 @@
 """E2 (Preble, arXiv 2407.00023): exploit where the prefix is, or explore where work is cheapest.
 
-In this order: the session's home; the instances that hold the prompt's prefix, if they hold more of the prompt than
-they lack; the instance that decodes most, if others prefill; the instance where L + M + R is least.
+In this order: the session's home; the replicas that hold the prompt's prefix, if they hold more of the prompt than
+they lack; the replica that decodes most, if others prefill; the replica where L + M + R is least.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from teola_plugin.scheduling.placement.prefix_index import NO_MATCH, Match, Pref
 from teola_plugin.scheduling.placement.rebalance import Balancer
 
 CAPACITY = 12_288
-"""Blocks of an instance's cache where the profile has none: 196,608 tokens, a 7B model on 48 GB."""
+"""Blocks of a replica's cache where the profile has none: 196,608 tokens, a 7B model on 48 GB."""
 DECODING_SHARE = 0.7
-"""Share of prompt tokens found in the cache from which an instance mostly decodes."""
+"""Share of prompt tokens found in the cache from which a replica mostly decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,20 @@ class E2Options:
     """Preble's settings; times in seconds."""
 
     capacity: int | None = None
-    """Blocks of an instance's cache; by default what the engine's profile says, else `CAPACITY`."""
+    """Blocks of a replica's cache; by default what the engine's profile says, else `CAPACITY`."""
     window: float = WINDOW
     decoding: float = DECODING_SHARE
     interval: float = 10.0
     """Seconds between two checks of the balance of loads."""
     least_requests: int = 50
-    """Requests per instance and window below which loads are not balanced."""
+    """Requests per replica and window below which loads are not balanced."""
     gangs: int = 1000
 
 
 PREBLE = E2Options()
 
 MAX_COST_CHECKS = 8
-"""Instances whose eviction cost is computed for one decision; those that are cheapest without it come first."""
+"""Replicas whose eviction cost is computed for one decision; those that are cheapest without it come first."""
 EXPECTED_TOKENS = 64
 """Expected length of an answer in tokens, until some were seen."""
 MIN_QUEUE_RATIO = 2.0
@@ -62,20 +62,20 @@ _ANY_SIZE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """The instances where a waiting request belongs. Kept for a while, because waiting requests are checked at every
+    """The replicas where a waiting request belongs. Kept for a while, because waiting requests are checked at every
     event."""
 
-    instances: tuple[tuple[str, int], ...]
-    """Instances, each with the units that the request takes there; empty if any will do."""
+    replicas: tuple[tuple[str, int], ...]
+    """Replicas, each with the units that the request takes there; empty if any will do."""
     min_units: int
-    """Units that it takes on any instance, at least."""
+    """Units that it takes on any replica, at least."""
     min_seconds_elsewhere: float
-    """Seconds of prefilling on any other instance, at least."""
+    """Seconds of prefilling on any other replica, at least."""
     until: float
 
 
 class E2:
-    """Chooses an instance for each request of an engine that caches prefixes. Reads no clock: times are passed in."""
+    """Chooses a replica for each request of an engine that caches prefixes. Reads no clock: times are passed in."""
 
     def __init__(self, profile: EngineProfile, options: E2Options = PREBLE) -> None:
         self.options = options
@@ -87,7 +87,7 @@ class E2:
         self._affinity = SessionAffinity()
         self._gangs: dict[str, dict[str, int]] = {}
         self._round_queues: dict[str, float] = {}
-        """Seconds of prefilling by instance that wait there in front of the next request of this round."""
+        """Seconds of prefilling by replica that wait there in front of the next request of this round."""
         self._preferences: dict[str, Preference] = {}
         """Preferences of waiting requests, by request."""
         self._too_large = _ANY_SIZE
@@ -96,17 +96,17 @@ class E2:
 
     # ------------------------------------------------------------ events
 
-    def add_instance(self, instance: str) -> None:
-        self.loads.add_instance(instance)
+    def add_replica(self, replica: str) -> None:
+        self.loads.add_replica(replica)
 
-    def forget_instance(self, instance: str) -> None:
-        self.loads.forget_instance(instance)
-        self.index.forget_instance(instance)
-        self._affinity.forget_instance(instance)
-        self.balancer.forget_instance(instance)
+    def forget_replica(self, replica: str) -> None:
+        self.loads.forget_replica(replica)
+        self.index.forget_replica(replica)
+        self._affinity.forget_replica(replica)
+        self.balancer.forget_replica(replica)
         self._preferences.clear()
         for members in self._gangs.values():
-            members.pop(instance, None)
+            members.pop(replica, None)
 
     def begin_round(self, at: float) -> None:
         self._now = at
@@ -116,15 +116,15 @@ class E2:
 
     def record_sent(self, request: PlacementRequest, choice: PlacementChoice) -> None:
         self._preferences.pop(request.id, None)
-        path = self.index.hold(choice.instance, request.blocks, self._now)
+        path = self.index.hold(choice.replica, request.blocks, self._now)
         cost = self._cost(choice.units)
         self.loads.record_sent(
-            self._now, request.id, choice.instance, cost, new=choice.units, tokens=request.size, key=key_portion(path)
+            self._now, request.id, choice.replica, cost, new=choice.units, tokens=request.size, key=key_portion(path)
         )
-        self._affinity.remember(request.session, choice.instance)
+        self._affinity.remember(request.session, choice.replica)
         if request.gang:
             members = self._gangs.setdefault(request.gang, {})
-            members[choice.instance] = members.get(choice.instance, 0) + 1
+            members[choice.replica] = members.get(choice.replica, 0) + 1
             if len(self._gangs) > self.options.gangs:
                 del self._gangs[next(iter(self._gangs))]
 
@@ -138,41 +138,41 @@ class E2:
             self._preferences.clear()
 
     def record_cache_event(self, event: CacheEvent) -> None:
-        if event.instance not in self.loads:
+        if event.replica not in self.loads:
             return
         if isinstance(event, CacheStored):
-            self.index.hold(event.instance, event.blocks, event.at, used=False)
+            self.index.hold(event.replica, event.blocks, event.at, used=False)
         elif isinstance(event, CacheRemoved):
-            self.index.cut(event.instance, event.blocks, event.keeps)
+            self.index.cut(event.replica, event.blocks, event.keeps)
         elif isinstance(event, CacheCleared):
-            self.index.forget_instance(event.instance)
+            self.index.forget_replica(event.replica)
         elif isinstance(event, CacheUse):
-            self.index.use(event.instance, event.share)
+            self.index.use(event.replica, event.share)
 
     # ------------------------------------------------------------ the decision
 
-    def choose_instance(self, request: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+    def choose_replica(self, request: PlacementRequest, fits: Fits) -> PlacementChoice | None:
         preferred = self._preferences.get(request.id)
         if preferred is not None and preferred.until > self._now:
             if preferred.min_units >= self._too_large:
                 return None
-            if preferred.instances and not any(fits(name, units) for name, units in preferred.instances):
+            if preferred.replicas and not any(fits(name, units) for name, units in preferred.replicas):
                 return self._wait_or_spill(request, preferred, fits)
         match = self.index.match(request.blocks) if request.blocks else NO_MATCH
-        rule, instances = self._preferred_instances(request, match)
+        rule, replicas = self._preferred_replicas(request, match)
         min_units = _missing_tokens(request, match.depth)
-        if not instances:
+        if not replicas:
             choice = self._explore(request, match, fits)
             if choice is None:
                 self._remember_preference(request, Preference((), min_units, 0.0, self._now + PREFERENCE_LIFETIME_S))
             return choice
-        free = [(self.loads.load(name), name, units) for name, units in instances if fits(name, units)]
+        free = [(self.loads.load(name), name, units) for name, units in replicas if fits(name, units)]
         if free:
             _, name, units = min(free)
             choice = PlacementChoice(name, units, rule)
             return choice if rule is PlacementRule.SESSION else self._avoid_long_queue(request, match, choice, fits)
-        min_seconds_elsewhere = self._min_seconds_elsewhere(request, match, instances)
-        preferred = Preference(tuple(instances), min_units, min_seconds_elsewhere, self._now + PREFERENCE_LIFETIME_S)
+        min_seconds_elsewhere = self._min_seconds_elsewhere(request, match, replicas)
+        preferred = Preference(tuple(replicas), min_units, min_seconds_elsewhere, self._now + PREFERENCE_LIFETIME_S)
         self._remember_preference(request, preferred)
         return self._wait_or_spill(request, preferred, fits)
 
@@ -184,10 +184,10 @@ class E2:
         if len(self._preferences) < MAX_PREFERENCES:
             self._preferences[request.id] = preference
 
-    def _preferred_instances(
+    def _preferred_replicas(
         self, request: PlacementRequest, match: Match
     ) -> tuple[PlacementRule, list[tuple[str, int]]]:
-        """Return the instances where a request belongs, each with the units that it takes there, and the rule; none if
+        """Return the replicas where a request belongs, each with the units that it takes there, and the rule; none if
         any will do."""
         home = self._affinity.get(request.session)
         if home is not None:
@@ -210,27 +210,27 @@ class E2:
 
     @staticmethod
     def _holders(request: PlacementRequest, match: Match) -> list[tuple[str, int]]:
-        """Return the instances that hold the last run, and those of earlier runs that lack little more, with the units
+        """Return the replicas that hold the last run, and those of earlier runs that lack little more, with the units
         there."""
-        units_by_instance: dict[str, int] = {}
+        units_by_replica: dict[str, int] = {}
         for run in reversed(match.path):
             units = _missing_tokens(request, min(run.end, match.depth))
             for name in run.holders:
-                units_by_instance.setdefault(name, units)
+                units_by_replica.setdefault(name, units)
             if 2 * units >= request.size:
                 break
-        return list(units_by_instance.items())
+        return list(units_by_replica.items())
 
-    # ------------------------------------------------------------ full instances
+    # ------------------------------------------------------------ full replicas
 
     def _wait_or_spill(self, request: PlacementRequest, preference: Preference, fits: Fits) -> PlacementChoice | None:
-        """Return None if the request is to wait for a slot where it belongs, else an instance with a slot now, to
+        """Return None if the request is to wait for a slot where it belongs, else a replica with a slot now, to
         compute more."""
         if not request.uncontended and not request.urgent:
             return None
         at, queues = self._now, self._round_queues
         waits = [
-            (self.loads.wait_s(name, at) + queues.get(name, 0.0), name, units) for name, units in preference.instances
+            (self.loads.wait_s(name, at) + queues.get(name, 0.0), name, units) for name, units in preference.replicas
         ]
         seconds, name, units = min(waits)
         seconds += self._cost(units)
@@ -244,16 +244,16 @@ class E2:
     def _avoid_long_queue(
         self, request: PlacementRequest, match: Match, choice: PlacementChoice, fits: Fits
     ) -> PlacementChoice:
-        """Return an idle instance instead if the queue where the prefix is takes `MIN_QUEUE_RATIO` times as long.
+        """Return an idle replica instead if the queue where the prefix is takes `MIN_QUEUE_RATIO` times as long.
 
         Rebalancing (`Balancer`) notices such a queue only after a minute or two.
         """
-        seconds = self.loads.queue_s(choice.instance, self._now) + self._cost(choice.units)
+        seconds = self.loads.queue_s(choice.replica, self._now) + self._cost(choice.units)
         idle = self.loads.idle
         if not idle or seconds < MIN_QUEUE_RATIO * self._cost(request.size):
             return choice
         idle_choice = self._cheapest(
-            request, match.by_instance(), {}, lambda name, units: name in idle and fits(name, units)
+            request, match.by_replica(), {}, lambda name, units: name in idle and fits(name, units)
         )
         if idle_choice is None or seconds < MIN_QUEUE_RATIO * self._cost_elsewhere(request, idle_choice, choice.units):
             return choice
@@ -263,25 +263,23 @@ class E2:
         """Return the seconds that it costs to compute elsewhere what is cached at home.
 
         They are its own, those of others whose prefixes it drives out, and those of later requests that it delays if
-        the instance is a busy one.
+        the replica is a busy one.
         """
         prefill_s = self._cost(choice.units)
         more = max(0.0, prefill_s - self._cost(units))
         return (
             prefill_s
             + self._eviction_cost(choice, request)
-            + more * self.loads.prefill_share(choice.instance, self._now)
+            + more * self.loads.prefill_share(choice.replica, self._now)
         )
 
-    def _min_seconds_elsewhere(
-        self, request: PlacementRequest, match: Match, instances: list[tuple[str, int]]
-    ) -> float:
-        """Return the least seconds of prefilling on any other instance. A session whose prompt is unknown stays at
+    def _min_seconds_elsewhere(self, request: PlacementRequest, match: Match, replicas: list[tuple[str, int]]) -> float:
+        """Return the least seconds of prefilling on any other replica. A session whose prompt is unknown stays at
         home."""
         if not request.blocks:
             return math.inf
-        homes = {name for name, _ in instances}
-        block_counts = [count for name, count in match.by_instance().items() if name not in homes]
+        homes = {name for name, _ in replicas}
+        block_counts = [count for name, count in match.by_replica().items() if name not in homes]
         return self._cost(_missing_tokens(request, max(block_counts, default=0)))
 
     # ------------------------------------------------------------ explore
@@ -290,7 +288,7 @@ class E2:
         if _missing_tokens(request, match.depth) >= self._too_large:
             return None
         members = self._gangs.get(request.gang) if request.gang else None
-        cached_blocks = match.by_instance()
+        cached_blocks = match.by_replica()
         choice = None if members else self._decoder(request, cached_blocks, fits)
         if choice is None:
             choice = self._cheapest(request, cached_blocks, members or {}, fits)
@@ -299,7 +297,7 @@ class E2:
         return choice
 
     def _decoder(self, request: PlacementRequest, cached_blocks: dict[str, int], fits: Fits) -> PlacementChoice | None:
-        """Return the instance that decodes most, since it has computing power to spare; None if all mostly decode."""
+        """Return the replica that decodes most, since it has computing power to spare; None if all mostly decode."""
         min_share = self.options.decoding
         decoders = [(load.hit_ratio, name) for name, load in self.loads if load.hits >= min_share * load.tokens > 0]
         if len(decoders) == len(self.loads):
@@ -313,9 +311,9 @@ class E2:
     def _cheapest(
         self, request: PlacementRequest, cached_blocks: dict[str, int], members: dict[str, int], fits: Fits
     ) -> PlacementChoice | None:
-        """Return the instance with a slot where L + M + R is least; members of a gang go apart.
+        """Return the replica with a slot where L + M + R is least; members of a gang go apart.
 
-        R is the seconds to prefill what is not cached. M is computed last: it is never negative, so an instance that is
+        R is the seconds to prefill what is not cached. M is computed last: it is never negative, so a replica that is
         dearer without it cannot win.
         """
         decode, full_prefill_s = self.loads.decode, self._cost(request.size)
@@ -341,12 +339,12 @@ class E2:
 
     def _eviction_cost(self, choice: PlacementChoice, request: PlacementRequest) -> float:
         """Return M: the seconds that others will spend on prefilling the prefixes that this request drives out."""
-        lost_blocks = self.index.loss(choice.instance, len(request.blocks) * choice.units // request.size, self._now)
+        lost_blocks = self.index.loss(choice.replica, len(request.blocks) * choice.units // request.size, self._now)
         return self._cost(lost_blocks * BLOCK_TOKENS) if lost_blocks else 0.0
 
 
 def _missing_tokens(request: PlacementRequest, cached_blocks: int) -> int:
-    """Return the tokens that an instance computes if it holds so many of the prompt's blocks: at least one."""
+    """Return the tokens that a replica computes if it holds so many of the prompt's blocks: at least one."""
     if not cached_blocks:
         return request.size
     return max(1, request.size - request.size * cached_blocks // len(request.blocks))

@@ -1,4 +1,4 @@
-"""The load of each instance, in seconds of its work. O(1) for each request that is sent or ends."""
+"""The load of each replica, in seconds of its work. O(1) for each request that is sent or ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PrefillCost = Callable[[float], float]
 WINDOW = 180.0
 """Seconds of history that count as load (Preble: three minutes)."""
 BALANCE_WINDOW = 30.0
-"""Seconds of history that say whether an instance mostly prefills or mostly decodes."""
+"""Seconds of history that say whether a replica mostly prefills or mostly decodes."""
 DEFAULT_TOKEN_S = 0.0001
 """Seconds per token if the profile has none. Then only ratios of costs matter."""
 
@@ -62,15 +62,15 @@ def prefill_cost(profile: EngineProfile) -> PrefillCost:
 
 @dataclass(slots=True)
 class PortionLoad:
-    """The part of an instance's load that belongs to one key portion."""
+    """The part of a replica's load that belongs to one key portion."""
 
     requests: int = 0
     cost: float = 0.0
 
 
 @dataclass(slots=True)
-class InstanceLoad:
-    """The load of one instance. `prefill` and `requests` are of the window, `running` and `prefilling` of now."""
+class ReplicaLoad:
+    """The load of one replica. `prefill` and `requests` are of the window, `running` and `prefilling` of now."""
 
     name: str
     prefill: float = 0.0
@@ -95,94 +95,94 @@ class InstanceLoad:
 
 @dataclass(slots=True)
 class SentRequest:
-    """A request that an instance has been given."""
+    """A request that a replica has been given."""
 
-    load: InstanceLoad
+    load: ReplicaLoad
     cost: float
     at: float
     first_token: float | None = None
 
 
 class LoadModel:
-    """Load of an instance: what the window's prefillings cost, and the decodings that it still has to do."""
+    """Load of a replica: what the window's prefillings cost, and the decodings that it still has to do."""
 
     def __init__(self, decode: float = 0.0, *, window: float = WINDOW, max_history: int = 65_536) -> None:
         self.decode = decode
         """Seconds that a request decodes: a running mean of those seen."""
         self.idle: set[str] = set()
-        """Instances that prefill nothing now."""
+        """Replicas that prefill nothing now."""
         self._decoding_count = 0
         self._window = window
         self._max_history = max_history
-        self._loads: dict[str, InstanceLoad] = {}
+        self._loads: dict[str, ReplicaLoad] = {}
         self._sent_requests: dict[str, SentRequest] = {}
-        self._history: deque[tuple[float, InstanceLoad, float, int]] = deque()
-        self._balance: deque[tuple[float, InstanceLoad, int, int]] = deque()
+        self._history: deque[tuple[float, ReplicaLoad, float, int]] = deque()
+        self._balance: deque[tuple[float, ReplicaLoad, int, int]] = deque()
 
-    # ------------------------------------------------------------ instances
+    # ------------------------------------------------------------ replicas
 
-    def add_instance(self, instance: str) -> None:
-        if instance not in self._loads:
-            self._loads[instance] = InstanceLoad(instance)
-            self.idle.add(instance)
+    def add_replica(self, replica: str) -> None:
+        if replica not in self._loads:
+            self._loads[replica] = ReplicaLoad(replica)
+            self.idle.add(replica)
 
-    def forget_instance(self, instance: str) -> None:
-        """Remove an instance with all its requests; its history runs out unseen."""
-        load = self._loads.pop(instance, None)
-        self.idle.discard(instance)
+    def forget_replica(self, replica: str) -> None:
+        """Remove a replica with all its requests; its history runs out unseen."""
+        load = self._loads.pop(replica, None)
+        self.idle.discard(replica)
         if load is not None:
             self._sent_requests = {
                 name: record_sent for name, record_sent in self._sent_requests.items() if record_sent.load is not load
             }
 
-    def __iter__(self) -> Iterator[tuple[str, InstanceLoad]]:
+    def __iter__(self) -> Iterator[tuple[str, ReplicaLoad]]:
         return iter(self._loads.items())
 
-    def __getitem__(self, instance: str) -> InstanceLoad:
-        return self._loads[instance]
+    def __getitem__(self, replica: str) -> ReplicaLoad:
+        return self._loads[replica]
 
-    def __contains__(self, instance: str) -> bool:
-        return instance in self._loads
+    def __contains__(self, replica: str) -> bool:
+        return replica in self._loads
 
     def __len__(self) -> int:
         return len(self._loads)
 
-    def load(self, instance: str) -> float:
+    def load(self, replica: str) -> float:
         """Return L, in seconds."""
-        instance_load = self._loads[instance]
-        return instance_load.prefill + instance_load.running * self.decode
+        replica_load = self._loads[replica]
+        return replica_load.prefill + replica_load.running * self.decode
 
-    def wait_s(self, instance: str, at: float) -> float:
-        """Return the seconds until a full instance may have a free slot: its prefillings or a decoding end."""
-        load = self._loads[instance]
+    def wait_s(self, replica: str, at: float) -> float:
+        """Return the seconds until a full replica may have a free slot: its prefillings or a decoding end."""
+        load = self._loads[replica]
         if load.prefillings or not load.running:
-            return self.queue_s(instance, at)
+            return self.queue_s(replica, at)
         return self.decode / load.running
 
-    def queue_s(self, instance: str, at: float) -> float:
-        """Return the seconds of prefilling that an instance still has to do."""
-        load = self._loads[instance]
+    def queue_s(self, replica: str, at: float) -> float:
+        """Return the seconds of prefilling that a replica still has to do."""
+        load = self._loads[replica]
         return max(0.0, load.prefilling - (at - load.since))
 
-    def prefill_share(self, instance: str, at: float) -> float:
-        """Return the share, 0 to 1, of the window's known part that an instance spent on prefilling."""
+    def prefill_share(self, replica: str, at: float) -> float:
+        """Return the share, 0 to 1, of the window's known part that a replica spent on prefilling."""
         if not self._history:
             return 0.0
-        return min(1.0, self._loads[instance].prefill / max(1.0, at - self._history[0][0]))
+        return min(1.0, self._loads[replica].prefill / max(1.0, at - self._history[0][0]))
 
     # ------------------------------------------------------------ requests
 
     def record_sent(
-        self, at: float, request: str, instance: str, cost: float, *, new: int, tokens: int, key: int
+        self, at: float, request: str, replica: str, cost: float, *, new: int, tokens: int, key: int
     ) -> None:
-        """Record a request to an instance: `cost` seconds of prefilling, for `new` of its `tokens` prompt tokens."""
-        load = self._loads[instance]
+        """Record a request to a replica: `cost` seconds of prefilling, for `new` of its `tokens` prompt tokens."""
+        load = self._loads[replica]
         load.prefill += cost
         load.requests += 1
         load.running += 1
         if not load.prefillings:
             load.since = at
-            self.idle.discard(instance)
+            self.idle.discard(replica)
         load.prefilling += cost
         load.prefillings += 1
         load.hits += tokens - new

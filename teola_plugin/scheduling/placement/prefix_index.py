@@ -1,4 +1,4 @@
-"""Which instance holds which prefix: a radix tree over block hashes, and a bounded cache of each instance.
+"""Which replica holds which prefix: a radix tree over block hashes, and a bounded cache of each replica.
 
 Blocks that always came together are one `Run`, so a prompt of 8,000 tokens touches a handful of nodes, not 500.
 """
@@ -17,7 +17,7 @@ Entry = tuple[int, int, "Run"]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Blocks that always came together. An instance holds all of a run or none of it, and the parents of each run that
+    """Blocks that always came together. A replica holds all of a run or none of it, and the parents of each run that
     it holds."""
 
     blocks: PrefixBlocks
@@ -27,7 +27,7 @@ class Run:
     children: dict[int, Run] = field(default_factory=dict)
     """Runs that follow it, by their first block."""
     holders: dict[str, int] = field(default_factory=dict)
-    """Instance -> tick of its last use there."""
+    """Replica -> tick of its last use there."""
     era: int = 0
     uses: int = 0
     uses_before: int = 0
@@ -68,15 +68,15 @@ class Match:
     path: tuple[Run, ...] = ()
     depth: int = 0
 
-    def at(self, instance: str) -> int:
-        """Return the number of the prompt's blocks that this instance holds."""
+    def at(self, replica: str) -> int:
+        """Return the number of the prompt's blocks that this replica holds."""
         for run in reversed(self.path):
-            if instance in run.holders:
+            if replica in run.holders:
                 return min(run.end, self.depth)
         return 0
 
-    def by_instance(self) -> dict[str, int]:
-        """Blocks that each instance holds, of those that hold any."""
+    def by_replica(self) -> dict[str, int]:
+        """Blocks that each replica holds, of those that hold any."""
         blocks: dict[str, int] = {}
         for run in self.path:
             blocks |= dict.fromkeys(run.holders, min(run.end, self.depth))
@@ -87,8 +87,8 @@ NO_MATCH = Match()
 
 
 @dataclass(slots=True)
-class InstanceCache:
-    """The cache of one instance."""
+class ReplicaCache:
+    """The cache of one replica."""
 
     blocks: int = 0
     runs: int = 0
@@ -99,18 +99,18 @@ class InstanceCache:
 
 
 class PrefixIndex:
-    """The prefixes of all instances. `capacity` is the number of blocks that an instance can hold; the coldest go
+    """The prefixes of all replicas. `capacity` is the number of blocks that a replica can hold; the coldest go
     first.
 
     Updated with the requests that were sent (`hold`), and with what the engine reports of its cache (`hold`, `cut`,
-    `forget_instance`).
+    `forget_replica`).
     """
 
     def __init__(self, capacity: int, half_window: float = 90.0) -> None:
         self.capacity = capacity
         self._half_window_s = half_window
         self._root = Run((), 0)
-        self._caches: dict[str, InstanceCache] = {}
+        self._caches: dict[str, ReplicaCache] = {}
         self._tick = 0
 
     # ------------------------------------------------------------ reading
@@ -131,16 +131,16 @@ class PrefixIndex:
             node = child
         return Match(tuple(path), depth) if path else NO_MATCH
 
-    def blocks_on(self, instance: str) -> int:
-        cache = self._caches.get(instance)
+    def blocks_on(self, replica: str) -> int:
+        cache = self._caches.get(replica)
         return cache.blocks if cache is not None else 0
 
-    def loss(self, instance: str, blocks: int, at: float) -> float:
-        """Return what an instance loses when it takes so many new blocks.
+    def loss(self, replica: str, blocks: int, at: float) -> float:
+        """Return what a replica loses when it takes so many new blocks.
 
         Each lost block counts as often as requests of the window shared it, divided by its holders.
         """
-        cache = self._caches.get(instance)
+        cache = self._caches.get(replica)
         if cache is None:
             return 0.0
         missing_blocks = blocks + max(cache.blocks, int(cache.used * self.capacity)) - self.capacity
@@ -149,7 +149,7 @@ class PrefixIndex:
         era, loss, visited = int(at // self._half_window_s), 0.0, []
         while missing_blocks > 0 and cache.cold:
             run = cache.cold[0][2]
-            if not _is_stale(cache.cold[0], instance):
+            if not _is_stale(cache.cold[0], replica):
                 loss += min(missing_blocks, len(run.blocks)) * run.sharing(era) / len(run.holders)
                 missing_blocks -= len(run.blocks)
                 if missing_blocks <= 0:
@@ -161,7 +161,7 @@ class PrefixIndex:
         return loss
 
     def runs(self) -> Iterator[Run]:
-        """Iterate over all runs that an instance holds, parents first."""
+        """Iterate over all runs that a replica holds, parents first."""
         stack = list(self._root.children.values())
         while stack:
             run = stack.pop()
@@ -170,8 +170,8 @@ class PrefixIndex:
 
     # ------------------------------------------------------------ writing
 
-    def hold(self, instance: str, blocks: PrefixBlocks, at: float, *, used: bool = True) -> tuple[Run, ...]:
-        """Record that the instance has, or will have, this prefix; return its runs in order. `used` is True for a
+    def hold(self, replica: str, blocks: PrefixBlocks, at: float, *, used: bool = True) -> tuple[Run, ...]:
+        """Record that the replica has, or will have, this prefix; return its runs in order. `used` is True for a
         request's prefix."""
         blocks = blocks[: self.capacity]
         if not blocks:
@@ -185,37 +185,37 @@ class PrefixIndex:
             run = Run(blocks[match.depth :], match.depth, parent)
             parent.children[run.blocks[0]] = run
             path.append(run)
-        self._touch(instance, path)
+        self._touch(replica, path)
         if used:
             era = int(at // self._half_window_s)
             for run in path:
                 run.use(era)
-        cache = self._caches[instance]
+        cache = self._caches[replica]
         while cache.blocks > self.capacity:
             entry = heappop(cache.cold)
-            if not _is_stale(entry, instance):
-                self._remove_run(instance, entry[2])
+            if not _is_stale(entry, replica):
+                self._remove_run(replica, entry[2])
         return tuple(path)
 
-    def cut(self, instance: str, blocks: PrefixBlocks, keeps: int) -> None:
-        """Record that the instance keeps only the first `keeps` blocks of a prefix."""
+    def cut(self, replica: str, blocks: PrefixBlocks, keeps: int) -> None:
+        """Record that the replica keeps only the first `keeps` blocks of a prefix."""
         match = self.match(blocks)
         if match.depth <= keeps:
             return
         run = next(run for run in match.path if run.end > keeps)
-        if run.start < keeps and instance in run.holders:
+        if run.start < keeps and replica in run.holders:
             self._split(run, keeps)  # `run` is now what begins at `keeps`
-        self._remove_subtree(instance, run)
+        self._remove_subtree(replica, run)
 
-    def use(self, instance: str, share: float) -> None:
-        """Record that running requests occupy this share (0 to 1) of the instance's cache."""
-        self._caches.setdefault(instance, InstanceCache()).used = share
+    def use(self, replica: str, share: float) -> None:
+        """Record that running requests occupy this share (0 to 1) of the replica's cache."""
+        self._caches.setdefault(replica, ReplicaCache()).used = share
 
-    def forget_instance(self, instance: str) -> None:
-        """Record that the instance holds nothing any more."""
-        cache = self._caches.pop(instance, None)
+    def forget_replica(self, replica: str) -> None:
+        """Record that the replica holds nothing any more."""
+        cache = self._caches.pop(replica, None)
         for _, _, run in cache.cold if cache is not None else ():
-            if run.holders.pop(instance, None) is not None and not run.holders:
+            if run.holders.pop(replica, None) is not None and not run.holders:
                 _detach(run)
 
     # ------------------------------------------------------------ the tree
@@ -231,39 +231,39 @@ class PrefixIndex:
         top.era, top.uses, top.uses_before = run.era, run.uses, run.uses_before
         run.parent.children[run.blocks[0]] = top
         run.parent, run.blocks, run.start = top, run.blocks[cut:], at
-        for instance, tick in top.holders.items():
-            cache = self._caches[instance]
+        for replica, tick in top.holders.items():
+            cache = self._caches[replica]
             cache.runs += 1
             heappush(cache.cold, (tick, -top.end, top))
         return top
 
-    def _touch(self, instance: str, path: list[Run]) -> None:
-        cache = self._caches.setdefault(instance, InstanceCache())
+    def _touch(self, replica: str, path: list[Run]) -> None:
+        cache = self._caches.setdefault(replica, ReplicaCache())
         self._tick += 1
         for run in path:
-            if instance not in run.holders:
+            if replica not in run.holders:
                 cache.blocks += len(run.blocks)
                 cache.runs += 1
-            run.holders[instance] = self._tick
+            run.holders[replica] = self._tick
             heappush(cache.cold, (self._tick, -run.end, run))
         if len(cache.cold) > 64 + 4 * cache.runs:
-            cache.cold = [entry for entry in cache.cold if not _is_stale(entry, instance)]
+            cache.cold = [entry for entry in cache.cold if not _is_stale(entry, replica)]
             heapify(cache.cold)
 
-    def _remove_subtree(self, instance: str, run: Run) -> None:
-        """Remove a run and all that follow it from an instance."""
+    def _remove_subtree(self, replica: str, run: Run) -> None:
+        """Remove a run and all that follow it from a replica."""
         stack, held_runs = [run], []
         while stack:
             current = stack.pop()
-            if instance in current.holders:
+            if replica in current.holders:
                 held_runs.append(current)
                 stack.extend(current.children.values())
         for current in reversed(held_runs):
-            self._remove_run(instance, current)
+            self._remove_run(replica, current)
 
-    def _remove_run(self, instance: str, run: Run) -> None:
-        cache = self._caches[instance]
-        del run.holders[instance]
+    def _remove_run(self, replica: str, run: Run) -> None:
+        cache = self._caches[replica]
+        del run.holders[replica]
         cache.blocks -= len(run.blocks)
         cache.runs -= 1
         if not run.holders:
@@ -297,11 +297,11 @@ def _common_length(run: PrefixBlocks, blocks: PrefixBlocks, start: int) -> int:
 
 
 def _detach(run: Run) -> None:
-    """Remove a run that no instance holds; no instance holds what follows it either."""
+    """Remove a run that no replica holds; no replica holds what follows it either."""
     if run.parent is not None:
         run.parent.children.pop(run.blocks[0], None)
 
 
-def _is_stale(entry: Entry, instance: str) -> bool:
+def _is_stale(entry: Entry, replica: str) -> bool:
     tick, _, run = entry
-    return run.holders.get(instance) != tick
+    return run.holders.get(replica) != tick

@@ -1,4 +1,4 @@
-"""Rebalancing after Preble: move prefixes off a hot instance, or copy the one that makes it hot."""
+"""Rebalancing after Preble: move prefixes off a hot replica, or copy the one that makes it hot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from teola_plugin.scheduling.placement.prefix_index import Match
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A key portion at an instance: its requests of the window, and the seconds of load that they cause."""
+    """A key portion at a replica: its requests of the window, and the seconds of load that they cause."""
 
     key: int
     requests: int
@@ -20,7 +20,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Sends requests of this key portion to `target` from now on; to both instances if it is a `copy`."""
+    """Sends requests of this key portion to `target` from now on; to both replicas if it is a `copy`."""
 
     key: int
     source: str
@@ -29,7 +29,7 @@ class Move:
 
 
 HOT_RATIO = 1.5
-"""Ratio of loads from which on an instance counts as hot against the coldest (Preble)."""
+"""Ratio of loads from which on a replica counts as hot against the coldest (Preble)."""
 MAX_MOVES = 32
 SLOWDOWN = 2.0
 """Growth of the time to the first token from which on a key portion is copied (Preble)."""
@@ -45,9 +45,9 @@ def rebalance(
     hot_ratio: float = HOT_RATIO,
     max_moves: int = MAX_MOVES,
 ) -> list[Move]:
-    """Return at most `max_moves` moves of key portions that bring the loads of instances closer together.
+    """Return at most `max_moves` moves of key portions that bring the loads of replicas closer together.
 
-    The hottest instance is paired with the coldest, and so on, while it has `hot_ratio` times the load. Its cheapest
+    The hottest replica is paired with the coldest, and so on, while it has `hot_ratio` times the load. Its cheapest
     shared portions move while it stays the hotter; a lone shared one is copied, if first tokens are slower.
     """
     ranked = sorted(loads, key=lambda pair: (pair[1], pair[0]))
@@ -116,11 +116,11 @@ class Balancer:
                 return redirect
         return None
 
-    def forget_instance(self, instance: str) -> None:
-        self.redirects = {key: r for key, r in self.redirects.items() if r.target != instance}
+    def forget_replica(self, replica: str) -> None:
+        self.redirects = {key: r for key, r in self.redirects.items() if r.target != replica}
 
-    def _portions(self, instance: str) -> list[Portion]:
-        """Return the instance's load by key portion: its prefillings, and its part of the decodings."""
-        load = self._loads[instance]
+    def _portions(self, replica: str) -> list[Portion]:
+        """Return the replica's load by key portion: its prefillings, and its part of the decodings."""
+        load = self._loads[replica]
         decoding = load.running * self._loads.decode / max(1, load.requests)
         return [Portion(key, s.requests, s.cost + s.requests * decoding) for key, s in load.shares.items()]

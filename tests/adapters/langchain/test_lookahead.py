@@ -93,7 +93,7 @@ def test_what_is_certain_is_begun_beside_the_judgement_and_made_once(kit: Any, n
     assert early and min(span.queued for span in early) < verdict.done
     assert trace.wasted() == (0, 0)
     prefills = [span for span in trace.spans if span.kind in ("PREFILLING", "FULL_PREFILLING") and span.tokens]
-    made = [span for span in prefills if span.primitive != verdict.primitive and span.instance]
+    made = [span for span in prefills if span.primitive != verdict.primitive and span.replica]
     assert len({span.batch for span in made}) <= 1, "one request serves the early work, the part, and the plain call"
 
 
@@ -117,9 +117,9 @@ def test_of_two_that_ask_neither_asks_early(kit: Any) -> None:
     assert kinds == {"EMBEDDING", "SEARCHING"}
 
 
-@pytest.mark.parametrize("terms", [{"speculate": "off"}, {"passes": ()}])
-def test_nothing_is_begun_early_that_is_not_wanted(kit: Any, terms: dict[str, Any]) -> None:
-    fast = accelerate(judged(kit, CHOICES["one arm asks"](kit)), **terms)
+@pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
+def test_nothing_is_begun_early_that_is_not_wanted(kit: Any, options: dict[str, Any]) -> None:
+    fast = accelerate(judged(kit, CHOICES["one arm asks"](kit)), **options)
     kit.fresh()
     fast.invoke(QUESTIONS[0])
     assert begun_early(fast.last_trace()) == []

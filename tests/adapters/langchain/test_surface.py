@@ -81,8 +81,8 @@ async def test_a_stream_that_is_given_up_is_closed_at_once(way: str, pooled: boo
             closed = True
 
     fast = accelerate(RunnableGenerator(count), pool=pool if pooled else None)
-    terms = {"version": "v2"} if way == "astream_events" else {}
-    stream = getattr(fast, way)("x", **terms)
+    version = {"version": "v2"} if way == "astream_events" else {}
+    stream = getattr(fast, way)("x", **version)
     async for item in stream:
         if way == "astream" or item["event"] == "on_chain_stream":
             break

@@ -467,8 +467,8 @@ def test_a_copy_is_independent() -> None:
     copied.prefix = "copy: "
     assert str(fast.query("q")) == ">q"
     assert str(copied.query("q")) == "copy: q"
-    assert copied.__teola_session__.terms.app == "mine"
-    assert copied.__teola_session__.terms.tenant == "t"
+    assert copied.__teola_session__.settings.app == "mine"
+    assert copied.__teola_session__.settings.tenant == "t"
 
 
 def test_updates_of_a_model_copy_are_the_copys() -> None:

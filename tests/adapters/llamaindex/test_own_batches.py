@@ -183,8 +183,8 @@ def test_ingestion_is_scheduled_under_its_app(pool: EnginePool, monkeypatch: pyt
     def noted(*args: Any, **kwargs: Any) -> Any:
         from teola_plugin.runtime.query_run import current_request_context
 
-        terms = current_request_context.get()
-        apps.append(terms.app if terms else "")
+        request_context = current_request_context.get()
+        apps.append(request_context.app if request_context else "")
         return call(*args, **kwargs)
 
     monkeypatch.setattr(pool.runtime, "call", noted)

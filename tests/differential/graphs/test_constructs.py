@@ -568,17 +568,22 @@ def compare(build: Callable[[Condition, Kit], Any], condition: Condition, way: s
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("name", NODES)
 def test_graph_behaves_as_the_original(name: str, condition: str) -> None:
-    terms = CONDITIONS[condition]
+    conditions = CONDITIONS[condition]
 
-    compare(lambda terms, kit: graph_of(name, terms, kit), terms, in_a_way_that_fits(terms, name), races=name in RACING)
+    compare(
+        lambda conditions, kit: graph_of(name, conditions, kit),
+        conditions,
+        in_a_way_that_fits(conditions, name),
+        races=name in RACING,
+    )
 
 
 @pytest.mark.parametrize("condition", CHAIN_CONDITIONS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_chain_behaves_as_the_original(name: str, condition: str) -> None:
-    terms = CHAIN_CONDITIONS[condition]
+    conditions = CHAIN_CONDITIONS[condition]
 
-    compare(lambda _, kit: CHAINS[name](kit), terms, terms.way, races=name in RACING_CHAINS)
+    compare(lambda _, kit: CHAINS[name](kit), conditions, conditions.way, races=name in RACING_CHAINS)
 
 
 # ------------------------------------------------------------ cancelled, out of time

@@ -304,7 +304,7 @@ def test_a_query_that_failed_tells_its_story() -> None:
 
 
 def test_calls_of_no_query_go_by_their_own_terms_or_those_of_the_context(seen: Seen) -> None:
-    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], terms=RequestContext("acme")).result(5)
+    seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], request_context=RequestContext("acme")).result(5)
     token = current_request_context.set(RequestContext("ambient"))
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("b")]).result(5)
     current_request_context.reset(token)

@@ -30,9 +30,9 @@ def pool() -> Iterator[EnginePool]:
 
 def asked(pool: EnginePool) -> None:
     """A call of no query, which has a deadline: it gives its engine work and sets a timer of its own."""
-    terms = RequestContext(deadline=pool.runtime.time() + 600)
+    request_context = RequestContext(deadline=pool.runtime.time() + 600)
     request = Generate(Prompt((Message("user", "Q"),)))
-    pool.call(PrimitiveKind.PREFILLING, "llm", [request], terms=terms).result(5)
+    pool.call(PrimitiveKind.PREFILLING, "llm", [request], request_context=request_context).result(5)
 
 
 def watched(pool: EnginePool) -> None:

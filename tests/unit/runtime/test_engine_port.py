@@ -1,4 +1,4 @@
-"""A bad request, a broken instance: nobody else is hurt. In virtual time, where waiting costs nothing."""
+"""A bad request, a broken replica: nobody else is hurt. In virtual time, where waiting costs nothing."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_result_that_is_none_fails_alone() -> None:
 # ---------------------------------------------------------------- retries
 
 
-TERMS: dict[str, Any] = {
+REQUEST_CONTEXT: dict[str, Any] = {
     "depth": 7,
     "app": "shop",
     "weight": 3.0,
@@ -176,7 +176,7 @@ TERMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("term", REQUEST_CONTEXT)
 @pytest.mark.parametrize("fault", ["fails", "raises", "is lost"])
 def test_a_retry_keeps(term: str, fault: str) -> None:
     async def fails(batch: Sequence[Request]) -> AsyncIterator[Result]:
@@ -188,7 +188,7 @@ def test_a_retry_keeps(term: str, fault: str) -> None:
         script = {"fails": fails, "raises": raises(LOST), "is lost": hangs}[fault]
         heard, engine = Heard(), Scripted(script, answers)
         one = port(engine, heard)
-        ask(one, "a", **{term: TERMS[term]})
+        ask(one, "a", **{term: REQUEST_CONTEXT[term]})
         seen = []
         handle = one.scheduler.handle
         one.scheduler.handle = lambda e: (handle(e), seen.extend(one.scheduler.queue))[0]  # type: ignore[method-assign, func-returns-value]
@@ -197,7 +197,7 @@ def test_a_retry_keeps(term: str, fault: str) -> None:
             one.lose("0", "it hangs")
         await asyncio.sleep(5)
         assert heard.text("a") == "a" and engine.restarted == 1
-        assert seen and all(getattr(queued, term) == TERMS[term] for queued in seen)
+        assert seen and all(getattr(queued, term) == REQUEST_CONTEXT[term] for queued in seen)
 
     driven(check())
 
@@ -291,7 +291,7 @@ def test_a_sampled_text_that_nobody_has_read_is_made_again() -> None:
     driven(check())
 
 
-# ---------------------------------------------------------------- broken instances
+# ---------------------------------------------------------------- broken replicas
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), BaseException("a panic")], ids=repr)
@@ -308,7 +308,7 @@ def test_an_engine_that_ends_its_process_is_restarted(error: BaseException) -> N
     driven(check())
 
 
-def test_what_a_broken_instance_had_is_done_by_another() -> None:
+def test_what_a_broken_replica_had_is_done_by_another() -> None:
     async def check() -> None:
         heard, good = Heard(), Scripted(profile=ONE)
         bad = Scripted(hangs, profile=ONE)
@@ -323,7 +323,7 @@ def test_what_a_broken_instance_had_is_done_by_another() -> None:
     driven(check())
 
 
-def test_one_instance_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_replica_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     """While another one is being started again, too: what waits is done when that is up."""
 
     class Slow(Scripted):
@@ -344,10 +344,10 @@ def test_one_instance_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCa
     driven(check())
     [warning] = [r for r in caplog.records if "could not be started again" in r.getMessage()]
     assert warning.levelno == logging.WARNING
-    assert all(word in warning.getMessage() for word in ("llm", "instance 0", "no device", "1 of 2", "Look at"))
+    assert all(word in warning.getMessage() for word in ("llm", "replica 0", "no device", "1 of 2", "Look at"))
 
 
-def test_an_engine_is_given_up_when_every_instance_is_beyond_repair() -> None:
+def test_an_engine_is_given_up_when_every_replica_is_beyond_repair() -> None:
     async def check() -> None:
         heard = Heard()
         one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, heard, max_attempts=9)
@@ -362,7 +362,7 @@ def test_an_engine_is_given_up_when_every_instance_is_beyond_repair() -> None:
     driven(check())
 
 
-def test_an_instance_beyond_repair_is_tried_again_now_and_then() -> None:
+def test_an_replica_beyond_repair_is_tried_again_now_and_then() -> None:
     class Later(Scripted):
         async def restart(self) -> None:
             if asyncio.get_running_loop().time() < 1000:
@@ -406,7 +406,7 @@ def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
     async def check() -> None:
         heard = Heard()
         cause = ValueError("deep")
-        fault = EngineError("all of it.", engine="llm", instance="3", hint="look")
+        fault = EngineError("all of it.", engine="llm", replica="3", hint="look")
         fault.__cause__ = cause
         fault.add_note("a note")
         one = port(Scripted(raises(fault)), heard)
@@ -419,10 +419,10 @@ def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
         assert "primitive a" in str(named[0]) and "primitive b" in str(named[1]) and "primitive" not in str(first)
         assert "primitive a" not in str(named[1])
         for error in (first, second, *named):
-            assert type(error) is EngineError and error.instance == "3" and error.hint == "look"
+            assert type(error) is EngineError and error.replica == "3" and error.hint == "look"
             assert error.__cause__ is cause and error.__notes__ == ["a note"]
             again = pickle.loads(pickle.dumps(error))
-            assert str(again) == str(error) and again.instance == "3"
+            assert str(again) == str(error) and again.replica == "3"
 
     driven(check())
 

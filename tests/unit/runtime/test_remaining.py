@@ -55,10 +55,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Enqueue]:
     return found
 
 
-def run(make: Any, given: Any, terms: RequestContext | None = None) -> Any:
+def run(make: Any, given: Any, request_context: RequestContext | None = None) -> Any:
     async def main() -> Any:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
-            current_request_context.set(terms)
+            current_request_context.set(request_context)
             return accelerate(make(pool)).plan(given), await accelerate(make(pool)).ainvoke(given)
 
     return run_virtual(main(), inline=True)

@@ -35,7 +35,7 @@ from teola_plugin.runtime.engine_requests import EngineRequest, RequestState, Re
 
 ENGINE = EngineFingerprint("engine")
 EARLY, PLAIN = Caller.PLANNER, Caller.ORIGINAL
-TERMS = RequestContext("acme")
+REQUEST_CONTEXT = RequestContext("acme")
 
 
 class Table:
@@ -50,14 +50,16 @@ class Table:
         party: Caller,
         payload: Any,
         query: str = "q",
-        terms: RequestContext = TERMS,
+        request_context: RequestContext = REQUEST_CONTEXT,
         graph: PlannerGraph = OWN_GRAPH,
     ) -> EngineRequest:
         self.count += 1
         request = Request(f"r{self.count}", PrimitiveKind.EMBEDDING, payload, query=query)
-        known = request_key(ENGINE, terms.tenant, payload)
-        new = EngineRequest(request, "e", known, "p", Claims(rule_of(payload), party), terms, RequestState.EXPECTED)
-        work = self.table.join(query, known, party, terms, lambda: new, graph)
+        known = request_key(ENGINE, request_context.tenant, payload)
+        new = EngineRequest(
+            request, "e", known, "p", Claims(rule_of(payload), party), request_context, RequestState.EXPECTED
+        )
+        work = self.table.join(query, known, party, request_context, lambda: new, graph)
         if party is EARLY:
             work.claims.add_graph(graph, lookahead=graph.lookahead, is_new=work.is_expected)
         if not (work.claims.rule is ClaimRule.WRITE and party is EARLY):
@@ -237,7 +239,7 @@ def test_nothing_is_shared_across_queries_or_tenants() -> None:
     made = Table()
     work = made.join(EARLY, TEXT)
     assert made.join(PLAIN, TEXT, query="another") is not work
-    assert made.join(PLAIN, TEXT, terms=RequestContext("another")) is not work
+    assert made.join(PLAIN, TEXT, request_context=RequestContext("another")) is not work
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "stale"])

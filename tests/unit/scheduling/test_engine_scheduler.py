@@ -17,11 +17,11 @@ from teola_plugin.scheduling.engine_queue import (
     DepthChanged,
     Dropped,
     Enqueue,
-    InstanceDown,
-    InstanceUp,
     PrefillEnded,
     QueuedRequest,
     Reject,
+    ReplicaDown,
+    ReplicaUp,
     RequestsEnded,
     RunBatch,
 )
@@ -45,7 +45,7 @@ def figure_7(policy: object) -> Iterator[tuple[str, ...]]:
     scheduler = EngineScheduler(LLM, (), policy)  # type: ignore[arg-type]
     for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         scheduler.handle(enqueue(query, name, depth, size=512))
-    yield from batches(scheduler.handle(InstanceUp(0.0, "0")))
+    yield from batches(scheduler.handle(ReplicaUp(0.0, "0")))
     running = list(scheduler.running.by_id)
     while running:
         yield from batches(scheduler.handle(RequestsEnded(1.0, (running[0],))))
@@ -68,11 +68,11 @@ def test_slots_freed_one_by_one_still_serve_h_before_b() -> None:
     scheduler = EngineScheduler(EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1), ())
     for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         scheduler.handle(enqueue(query, name, depth))
-    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("A",)]
+    assert batches(scheduler.handle(ReplicaUp(0.0, "0"))) == [("A",)]
     two = EngineScheduler(EngineProfile(batching=Batching.CONTINUOUS, max_batch=9, max_requests=2), ())
     two.handle(enqueue("q1", "A", 3))
     two.handle(enqueue("q0", "Z", 9))
-    two.handle(InstanceUp(0.0, "0"))
+    two.handle(ReplicaUp(0.0, "0"))
     for query, name, depth in [("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         two.handle(enqueue(query, name, depth))
     assert batches(two.handle(RequestsEnded(1.0, ("Z",)))) == [("H",)]  # A is running: query 1 has had its turn
@@ -82,7 +82,7 @@ def test_requests_of_different_queries_are_fused() -> None:
     scheduler = EngineScheduler(EMBEDDER, ())
     scheduler.handle(enqueue("q1", "a", requests=2))
     scheduler.handle(enqueue("q2", "b", requests=2))
-    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("a0", "a1", "b0", "b1")]
+    assert batches(scheduler.handle(ReplicaUp(0.0, "0"))) == [("a0", "a1", "b0", "b1")]
 
 
 def test_a_static_engine_runs_one_batch_at_a_time() -> None:
@@ -120,7 +120,7 @@ def test_announced_depths_reorder_the_queue() -> None:
     scheduler.handle(enqueue("q1", "a", 1))
     scheduler.handle(enqueue("q1", "b", 2))
     scheduler.handle(DepthChanged(0.0, "q1", {"a": 5}))
-    assert batches(scheduler.handle(InstanceUp(0.0, "0"))) == [("a",)]
+    assert batches(scheduler.handle(ReplicaUp(0.0, "0"))) == [("a",)]
 
 
 def test_nothing_is_overtaken_for_more_than_twenty_batches() -> None:
@@ -128,29 +128,29 @@ def test_nothing_is_overtaken_for_more_than_twenty_batches() -> None:
     scheduler.handle(enqueue("q1", "shallow", 0))
     for i in range(60):
         scheduler.handle(enqueue("q1", f"deep{i}", 5))
-    order = list(batches(scheduler.handle(InstanceUp(0.0, "0"))))
+    order = list(batches(scheduler.handle(ReplicaUp(0.0, "0"))))
     while scheduler.running.by_id:
         order += batches(scheduler.handle(RequestsEnded(0.0, (next(iter(scheduler.running.by_id)),))))
     assert order.index(("shallow",)) == 20
     assert len(order) == 61
 
 
-def test_sessions_go_to_the_instance_that_has_their_prefix() -> None:
+def test_sessions_go_to_the_replica_that_has_their_prefix() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
-    assert scheduler.handle(enqueue("q1", "warm", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
-    assert scheduler.handle(enqueue("q2", "other"))[0].instance == "1"  # type: ignore[attr-defined]
-    assert scheduler.handle(enqueue("q3", "another"))[0].instance == "0"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q1", "warm", session="s"))[0].replica == "0"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q2", "other"))[0].replica == "1"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q3", "another"))[0].replica == "0"  # type: ignore[attr-defined]
     scheduler.handle(RequestsEnded(0.0, ("other",)))
-    assert scheduler.handle(enqueue("q1", "full", session="s"))[0].instance == "0"  # type: ignore[attr-defined]
+    assert scheduler.handle(enqueue("q1", "full", session="s"))[0].replica == "0"  # type: ignore[attr-defined]
 
 
-def test_a_dead_instance_gets_nothing_until_it_is_up_again() -> None:
+def test_a_dead_replica_gets_nothing_until_it_is_up_again() -> None:
     scheduler = EngineScheduler(EMBEDDER)
     scheduler.handle(enqueue("q1", "a"))
-    scheduler.handle(InstanceDown(0.0, "0"))
+    scheduler.handle(ReplicaDown(0.0, "0"))
     assert not scheduler.running.by_id
     assert scheduler.handle(enqueue("q1", "b")) == []
-    assert batches(scheduler.handle(InstanceUp(1.0, "0"))) == [("b",)]
+    assert batches(scheduler.handle(ReplicaUp(1.0, "0"))) == [("b",)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,17 +165,17 @@ def test_a_dead_instance_gets_nothing_until_it_is_up_again() -> None:
     st.integers(1, 3),
 )
 def test_every_request_runs_once_and_slots_are_never_overrun(
-    queue: list[tuple[str, int, int, int]], profile: EngineProfile, policy: object, instances: int
+    queue: list[tuple[str, int, int, int]], profile: EngineProfile, policy: object, replicas: int
 ) -> None:
-    scheduler = EngineScheduler(profile, tuple(map(str, range(instances))), policy)  # type: ignore[arg-type]
+    scheduler = EngineScheduler(profile, tuple(map(str, range(replicas))), policy)  # type: ignore[arg-type]
     ran: list[str] = []
     expected = 0
 
     def check(out: list[object]) -> None:
         for batch in (i for i in out if isinstance(i, RunBatch)):
             ran.extend(batch.requests)
-        for instance in scheduler.instances:
-            here = scheduler.running.at(instance).requests.values()
+        for replica in scheduler.replicas:
+            here = scheduler.running.at(replica).requests.values()
             if profile.batching is Batching.STATIC:
                 assert len(here) <= profile.max_efficient_batch
             else:

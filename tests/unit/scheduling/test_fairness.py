@@ -10,8 +10,8 @@ from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_queue import (
     Enqueue,
-    InstanceUp,
     QueuedRequest,
+    ReplicaUp,
     RequestsEnded,
     RunBatch,
     ServedUnits,
@@ -32,7 +32,7 @@ def enqueue(app: str, number: int, *, weight: float = 1.0, size: int = 1, depth:
 def served(scheduler: EngineScheduler) -> list[str]:
     """Requests in the order in which they run."""
     order: list[str] = []
-    out = scheduler.handle(InstanceUp(0.0, "0"))
+    out = scheduler.handle(ReplicaUp(0.0, "0"))
     while out:
         ran = [request for i in out if isinstance(i, RunBatch) for request in i.requests]
         order += ran
@@ -87,8 +87,8 @@ def test_an_app_that_was_away_is_owed_nothing() -> None:
 
 
 def _again(scheduler: EngineScheduler) -> EngineScheduler:
-    """The same with its instance gone, so that a queue can build up."""
-    scheduler.instances.clear()
+    """The same with its replica gone, so that a queue can build up."""
+    scheduler.replicas.clear()
     return scheduler
 
 

@@ -1,4 +1,4 @@
-"""Who passes whom in the line at an instance."""
+"""Who passes whom in the line at a replica."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def enqueue(query: str, name: str, objective: Objective, app: str = "app") -> En
 
 
 def line(scheduler: EngineScheduler, *comings: Enqueue) -> list[str]:
-    """Names in the order in which an instance begins them that gets all, and begins none before."""
+    """Names in the order in which a replica begins them that gets all, and begins none before."""
     numbers: dict[str, int] = {}
     for coming in comings:
         for said in scheduler.handle(coming):

@@ -9,7 +9,7 @@ from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
 from teola_plugin.scheduling.placement import PrefixIndex, Run
 from teola_plugin.scheduling.placement.prefix_index import key_portion
 
-INSTANCES = ("a", "b", "c")
+REPLICAS = ("a", "b", "c")
 LARGE = 10_000
 
 
@@ -18,8 +18,8 @@ def blocks(text: str) -> PrefixBlocks:
     return block_hashes(text, size=1)
 
 
-def held(index: PrefixIndex, instance: str) -> set[int]:
-    return {block for run in index.runs() if instance in run.holders for block in run.blocks}
+def held(index: PrefixIndex, replica: str) -> set[int]:
+    return {block for run in index.runs() if replica in run.holders for block in run.blocks}
 
 
 def sound(index: PrefixIndex) -> None:
@@ -29,15 +29,15 @@ def sound(index: PrefixIndex) -> None:
         assert run.parent.end == run.start
         if run.start:
             assert all(run.parent.holders[i] >= tick for i, tick in run.holders.items())
-    for instance in INSTANCES:
-        assert index.blocks_on(instance) == len(held(index, instance)) <= index.capacity
+    for replica in REPLICAS:
+        assert index.blocks_on(replica) == len(held(index, replica)) <= index.capacity
 
 
 prompts = st.text("xy", min_size=1, max_size=8)
 steps = st.one_of(
-    st.tuples(st.just("hold"), st.sampled_from(INSTANCES), prompts, st.just(0)),
-    st.tuples(st.just("cut"), st.sampled_from(INSTANCES), prompts, st.integers(0, 8)),
-    st.tuples(st.just("forget"), st.sampled_from(INSTANCES), st.just(""), st.just(0)),
+    st.tuples(st.just("hold"), st.sampled_from(REPLICAS), prompts, st.just(0)),
+    st.tuples(st.just("cut"), st.sampled_from(REPLICAS), prompts, st.integers(0, 8)),
+    st.tuples(st.just("forget"), st.sampled_from(REPLICAS), st.just(""), st.just(0)),
 )
 
 
@@ -45,7 +45,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=25), prompts)
 def test_a_match_is_what_brute_force_finds(changes: list[tuple[str, str, str, int]], asked: str) -> None:
     index = PrefixIndex(LARGE)
-    known: dict[str, set[str]] = {name: set() for name in INSTANCES}
+    known: dict[str, set[str]] = {name: set() for name in REPLICAS}
     for at, (what, name, text, keeps) in enumerate(changes):
         if what == "hold":
             index.hold(name, blocks(text), at)
@@ -54,20 +54,20 @@ def test_a_match_is_what_brute_force_finds(changes: list[tuple[str, str, str, in
             index.cut(name, blocks(text), keeps)
             known[name] = {k for k in known[name] if keeps >= len(text) or not k.startswith(text[: keeps + 1])}
         else:
-            index.forget_instance(name)
+            index.forget_replica(name)
             known[name] = set()
         sound(index)
     match = index.match(blocks(asked))
     longest = {
-        name: max((i for i in range(len(asked) + 1) if asked[:i] in known[name]), default=0) for name in INSTANCES
+        name: max((i for i in range(len(asked) + 1) if asked[:i] in known[name]), default=0) for name in REPLICAS
     }
     assert match.depth == max(longest.values())
-    assert {name: match.at(name) for name in INSTANCES} == longest
-    assert match.by_instance() == {name: depth for name, depth in longest.items() if depth}
+    assert {name: match.at(name) for name in REPLICAS} == longest
+    assert match.by_replica() == {name: depth for name, depth in longest.items() if depth}
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(INSTANCES), prompts), max_size=40), st.integers(1, 12))
+@given(st.lists(st.tuples(st.sampled_from(REPLICAS), prompts), max_size=40), st.integers(1, 12))
 def test_memory_is_bounded_and_the_newest_prompt_is_known(changes: list[tuple[str, str]], capacity: int) -> None:
     index = PrefixIndex(capacity)
     for at, (name, text) in enumerate(changes):

@@ -1,4 +1,4 @@
-"""The load of instances against a sum over what was sent."""
+"""The load of replicas against a sum over what was sent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from teola_plugin.scheduling.placement import LoadModel
 from teola_plugin.scheduling.placement.load_model import SlidingMean, prefill_cost
 
 
-def model(*instances: str, decode: float = 0.0) -> LoadModel:
+def model(*replicas: str, decode: float = 0.0) -> LoadModel:
     loads = LoadModel(decode)
-    for name in instances:
-        loads.add_instance(name)
+    for name in replicas:
+        loads.add_replica(name)
     return loads
 
 
-def send(loads: LoadModel, at: float, request: str, instance: str = "a", cost: float = 1.0, new: int = 100) -> None:
+def send(loads: LoadModel, at: float, request: str, replica: str = "a", cost: float = 1.0, new: int = 100) -> None:
     loads.expire(at)
-    loads.record_sent(at, request, instance, cost, new=new, tokens=100, key=7)
+    loads.record_sent(at, request, replica, cost, new=new, tokens=100, key=7)
 
 
 def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
@@ -61,7 +61,7 @@ def test_the_wait_for_a_slot_is_what_is_being_prefilled_or_the_next_end() -> Non
     assert loads.idle == {"a"}
 
 
-def test_a_busy_instance_prefills_most_of_the_time() -> None:
+def test_a_busy_replica_prefills_most_of_the_time() -> None:
     loads = model("a", "b")
     assert loads.prefill_share("a", 5.0) == 0.0
     send(loads, 10.0, "r1", cost=6.0)
@@ -78,12 +78,12 @@ def test_the_hit_ratio_is_of_half_a_minute() -> None:
     assert loads["a"].hit_ratio == 0.0
 
 
-def test_a_forgotten_instance_has_no_past() -> None:
+def test_a_forgotten_replica_has_no_past() -> None:
     loads = model("a", "b")
     send(loads, 0.0, "r1", "a")
-    loads.forget_instance("a")
+    loads.forget_replica("a")
     loads.record_ended(1.0, "r1")
-    loads.add_instance("a")
+    loads.add_replica("a")
     loads.expire(1000.0)
     assert loads.load("a") == 0.0
     assert loads["a"].running == 0
@@ -96,7 +96,7 @@ def test_a_forgotten_instance_has_no_past() -> None:
 def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float, bool]], most: int) -> None:
     loads = LoadModel(0.5, max_history=most)
     for name in "ab":
-        loads.add_instance(name)
+        loads.add_replica(name)
     now, all_sent, running = 0.0, [], {"a": 0, "b": 0}
     for number, (name, later, cost, ends) in enumerate(sent):
         now += later

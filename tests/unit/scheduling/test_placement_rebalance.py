@@ -78,14 +78,14 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
     moves = placement.balancer.check(10.0)
     assert [(move.source, move.target, move.copy) for move in moves] == [("a", "b", False)]  # 1.2 : 0 -> 0.8 : 0.4
     placement.begin_round(11.0)
-    instances = {name: placement.choose_instance(ask(f"{name}9", (name, 320), ("9", 32)), anywhere) for name in "xyz"}
-    moved = [name for name, placed in instances.items() if placed is not None and placed.instance == "b"]
+    replicas = {name: placement.choose_replica(ask(f"{name}9", (name, 320), ("9", 32)), anywhere) for name in "xyz"}
+    moved = [name for name, placed in replicas.items() if placed is not None and placed.replica == "b"]
     assert len(moved) == 1
-    assert instances[moved[0]].rule is PlacementRule.MOVED  # type: ignore[union-attr]
+    assert replicas[moved[0]].rule is PlacementRule.MOVED  # type: ignore[union-attr]
     send(placement, ask("again", (moved[0], 320), ("8", 32)))
     assert placement.balancer.check(12.0) == [], "only every ten seconds"
     placement.begin_round(10.0 + 181.0)
-    back = placement.choose_instance(ask("later", (moved[0], 320), ("7", 32)), anywhere)
+    back = placement.choose_replica(ask("later", (moved[0], 320), ("7", 32)), anywhere)
     assert back is not None and back.rule is PlacementRule.EXPLOIT, "the move has run out; b has the prefix by now"
 
 
@@ -107,7 +107,7 @@ def test_a_move_is_of_those_prompts_that_it_was_counted_for(prompt: tuple[tuple[
     assert len(placement.balancer.check(10.0)) == 1
     placement.begin_round(11.0)
     send(placement, ask("new", ("s", 16), ("z", 320)), "a")
-    placed = placement.choose_instance(ask("one", *prompt), anywhere)
+    placed = placement.choose_replica(ask("one", *prompt), anywhere)
     assert placed is not None
     assert (placed.rule is PlacementRule.MOVED) == moved
 
@@ -123,7 +123,7 @@ def test_a_copied_prefix_is_served_by_both() -> None:
         placement.record_ended(at + 3.0, [])
     assert [redirect.copy for redirect in placement.balancer.redirects.values()] == [True]
     placement.begin_round(132.0)
-    served = [send(placement, ask(f"s{number}", ("x", 320), (chr(999 + number), 32))).instance for number in range(80)]
+    served = [send(placement, ask(f"s{number}", ("x", 320), (chr(999 + number), 32))).replica for number in range(80)]
     assert set(served) == {"a", "b"}
 
 
@@ -140,8 +140,8 @@ def test_a_dead_target_is_not_a_target() -> None:
         for name in "xyz":
             send(placement, ask(f"{name}{number}", (name, 320)), "a", units=100)
     assert placement.balancer.check(10.0)
-    placement.forget_instance("b")
+    placement.forget_replica("b")
     placement.begin_round(11.0)
     for name in "xyz":
-        placed = placement.choose_instance(ask("new", (name, 320)), anywhere)
-        assert placed is not None and placed.instance == "a"
+        placed = placement.choose_replica(ask("new", (name, 320)), anywhere)
+        assert placed is not None and placed.replica == "a"

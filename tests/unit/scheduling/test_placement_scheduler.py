@@ -1,4 +1,4 @@
-"""The engine scheduler with several instances that cache prefixes: the policy says which, E2 says where."""
+"""The engine scheduler with several replicas that cache prefixes: the policy says which, E2 says where."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from teola_plugin.scheduling import (
 from teola_plugin.scheduling.engine_queue import (
     CacheStored,
     Enqueue,
-    InstanceDown,
-    InstanceDrained,
-    InstanceUp,
     PrefillEnded,
     QueuedRequest,
+    ReplicaDown,
+    ReplicaDrained,
+    ReplicaUp,
     RequestsEnded,
     RunBatch,
 )
@@ -47,12 +47,12 @@ def enqueue(
 
 
 def placed(instructions: list[Instruction]) -> dict[str, str]:
-    """Instance by request."""
-    return {r: i.instance for i in instructions if isinstance(i, RunBatch) for r in i.requests}
+    """Replica by request."""
+    return {r: i.replica for i in instructions if isinstance(i, RunBatch) for r in i.requests}
 
 
 @pytest.mark.parametrize(
-    ("profile", "instances", "expected"),
+    ("profile", "replicas", "expected"),
     [
         (LLM, ("0", "1"), True),
         (LLM, ("0",), False),
@@ -60,16 +60,16 @@ def placed(instructions: list[Instruction]) -> dict[str, str]:
         (EngineProfile(prefix_caching=True), ("0", "1"), False),
     ],
 )
-def test_prefixes_matter_to_several_instances_that_cache_them(
-    profile: EngineProfile, instances: tuple[str, ...], expected: bool
+def test_prefixes_matter_to_several_replicas_that_cache_them(
+    profile: EngineProfile, replicas: tuple[str, ...], expected: bool
 ) -> None:
-    assert EngineScheduler(profile, instances).wants_blocks is expected
+    assert EngineScheduler(profile, replicas).wants_blocks is expected
 
 
-def test_a_second_instance_brings_it_in() -> None:
+def test_a_second_replica_brings_it_in() -> None:
     scheduler = EngineScheduler(LLM)
     assert not scheduler.wants_blocks
-    scheduler.handle(InstanceUp(0.0, "1"))
+    scheduler.handle(ReplicaUp(0.0, "1"))
     assert scheduler.wants_blocks
 
 
@@ -98,7 +98,7 @@ def test_topology_says_which_and_placement_where() -> None:
     scheduler = EngineScheduler(LLM, ())
     for name, query, depth, prefix in [("A", "1", 3, "x"), ("B", "1", 1, "y"), ("G", "2", 1, "x"), ("H", "2", 3, "y")]:
         scheduler.handle(enqueue(name, (prefix, 480), (name, 16), query=query, depth=depth))
-    scheduler.instances += ["0", "1"]
+    scheduler.replicas += ["0", "1"]
     scheduler._route_if_several()
     out = scheduler.handle(Tick(0.0))
     assert placed(out) == {"A": "0", "H": "1", "B": "1", "G": "0"}
@@ -125,26 +125,26 @@ def test_what_waits_for_its_prefix_lets_others_pass_and_gets_the_next_slot() -> 
     assert placed(scheduler.handle(RequestsEnded(1.0, ("x2",)))) == {"x4": "0"}
 
 
-def test_a_dead_instances_prefixes_are_computed_elsewhere() -> None:
+def test_a_dead_replicas_prefixes_are_computed_elsewhere() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     scheduler.handle(enqueue("x1", ("x", 320)))
-    scheduler.handle(InstanceDown(1.0, "0"))
+    scheduler.handle(ReplicaDown(1.0, "0"))
     assert placed(scheduler.handle(enqueue("x2", ("x", 320)))) == {"x2": "1"}
-    scheduler.handle(InstanceUp(2.0, "0"))
+    scheduler.handle(ReplicaUp(2.0, "0"))
     assert placed(scheduler.handle(enqueue("y1", ("y", 320)))) == {"y1": "0"}
 
 
-def test_a_drained_instance_gets_nothing_and_ends_what_it_has() -> None:
+def test_a_drained_replica_gets_nothing_and_ends_what_it_has() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     scheduler.handle(enqueue("x1", ("x", 320)))
-    scheduler.handle(InstanceDrained(1.0, "0"))
+    scheduler.handle(ReplicaDrained(1.0, "0"))
     assert placed(scheduler.handle(enqueue("x2", ("x", 320)))) == {"x2": "1"}
     scheduler.handle(PrefillEnded(1.0, "x1"))
     scheduler.handle(RequestsEnded(2.0, ("x1",)))
     assert list(scheduler.running.by_id) == ["x2"]
 
 
-def test_a_warm_up_delays_nothing_deeper_on_any_instance() -> None:
+def test_a_warm_up_delays_nothing_deeper_on_any_replica() -> None:
     scheduler = EngineScheduler(replace(LLM, interference=1.0), ("0", "1"))
     scheduler.handle(enqueue("deep0", ("x", 64), depth=5))
     scheduler.handle(enqueue("deep1", ("y", 64), depth=5))
@@ -154,7 +154,7 @@ def test_a_warm_up_delays_nothing_deeper_on_any_instance() -> None:
     assert placed(scheduler.handle(RequestsEnded(1.0, ("deep1",)))) == {"warm": "1"}
 
 
-def test_apps_share_all_instances_by_weight() -> None:
+def test_apps_share_all_replicas_by_weight() -> None:
     one_each = replace(LLM, max_requests=1)
     scheduler = EngineScheduler(one_each, ("0", "1"))
     for app, weight in (("heavy", 3.0), ("light", 1.0)):
@@ -206,23 +206,23 @@ def test_a_large_request_is_not_starved_by_small_ones() -> None:
     st.sampled_from([TopologyAware(), PerInvocation(), ThroughputOriented()]),
     st.integers(2, 4),
 )
-def test_every_request_runs_once_on_a_live_instance_and_slots_are_never_overrun(
-    steps: list[tuple[str, int, str, int, int, str, str]], policy: object, instances: int
+def test_every_request_runs_once_on_a_live_replica_and_slots_are_never_overrun(
+    steps: list[tuple[str, int, str, int, int, str, str]], policy: object, replicas: int
 ) -> None:
-    scheduler = EngineScheduler(LLM, tuple(map(str, range(instances))), policy)  # type: ignore[arg-type]
+    scheduler = EngineScheduler(LLM, tuple(map(str, range(replicas))), policy)  # type: ignore[arg-type]
     ran: dict[str, str] = {}
 
     def check(out: list[Instruction]) -> None:
-        for name, instance in placed(out).items():
+        for name, replica in placed(out).items():
             assert name not in ran
-            assert instance in scheduler.instances
-            ran[name] = instance
-        for instance in scheduler.instances:
-            here = scheduler.running.at(instance).requests.values()
+            assert replica in scheduler.replicas
+            ran[name] = replica
+        for replica in scheduler.replicas:
+            here = scheduler.running.at(replica).requests.values()
             prefilling = [r.size for r in here if r.prefilling]
             assert len(here) <= LLM.max_requests
             assert len(prefilling) <= 1 or sum(prefilling) <= LLM.max_batch
-            at = scheduler.running.at(instance)
+            at = scheduler.running.at(replica)
             assert (at.prefilling, at.units) == (len(prefilling), sum(prefilling))
 
     for number, (query, depth, letter, shared, rest, session, then) in enumerate(steps):
@@ -235,10 +235,10 @@ def test_every_request_runs_once_on_a_live_instance_and_slots_are_never_overrun(
             check(scheduler.handle(RequestsEnded(1.0 * number, (running,))))
         elif then == "prefilled" and running:
             check(scheduler.handle(PrefillEnded(1.0 * number, running)))
-        elif then == "down" and len(scheduler.instances) > 1:
-            check(scheduler.handle(InstanceDown(1.0 * number, scheduler.instances[-1])))
+        elif then == "down" and len(scheduler.replicas) > 1:
+            check(scheduler.handle(ReplicaDown(1.0 * number, scheduler.replicas[-1])))
         elif then == "up":
-            check(scheduler.handle(InstanceUp(1.0 * number, str(len(scheduler.instances)))))
+            check(scheduler.handle(ReplicaUp(1.0 * number, str(len(scheduler.replicas)))))
     while scheduler.running.by_id:
         check(scheduler.handle(RequestsEnded(100.0, (next(iter(scheduler.running.by_id)),))))
     assert not scheduler.queue

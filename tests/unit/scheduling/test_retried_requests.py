@@ -15,9 +15,9 @@ from teola_plugin.scheduling.engine_queue import (
     DepthChanged,
     Dropped,
     Enqueue,
-    InstanceDrained,
-    InstanceUp,
     QueuedRequest,
+    ReplicaDrained,
+    ReplicaUp,
     RequestsEnded,
     Retried,
     RunBatch,
@@ -39,7 +39,7 @@ def ran(instructions: list[object]) -> list[str]:
     return [r for i in instructions if isinstance(i, RunBatch) for r in i.requests]
 
 
-TERMS: list[dict[str, object]] = [
+FIELDS: list[dict[str, object]] = [
     {"depth": 7},
     {"app": "shop"},
     {"weight": 3.0},
@@ -50,26 +50,26 @@ TERMS: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("terms", TERMS, ids=lambda terms: next(iter(terms)))
-def test_a_retry_keeps(terms: dict[str, object]) -> None:
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
+def test_a_retry_keeps(fields: dict[str, object]) -> None:
     scheduler = EngineScheduler(ONE)
-    assert ran(scheduler.handle(enqueue("a", **terms))) == ["a"]
-    scheduler.handle(InstanceDrained(0.5, "0"))
+    assert ran(scheduler.handle(enqueue("a", **fields))) == ["a"]
+    scheduler.handle(ReplicaDrained(0.5, "0"))
     assert not ran(scheduler.handle(Retried(1.0, "a")))
     [queued] = scheduler.queue
-    assert {name: getattr(queued, name) for name in terms} == terms
-    assert ran(scheduler.handle(InstanceUp(2.0, "0"))) == ["a"]
+    assert {name: getattr(queued, name) for name in fields} == fields
+    assert ran(scheduler.handle(ReplicaUp(2.0, "0"))) == ["a"]
 
 
 def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
     scheduler = EngineScheduler(ONE)
     scheduler.handle(enqueue("a", depth=1))
     scheduler.handle(DepthChanged(0.5, "a", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
-    scheduler.handle(InstanceDrained(0.5, "0"))
+    scheduler.handle(ReplicaDrained(0.5, "0"))
     scheduler.handle(Retried(1.0, "a"))
     [queued] = scheduler.queue
     assert (queued.depth, queued.objective, queued.gang) == (9, Objective.THROUGHPUT, "gang")
-    [batch] = scheduler.handle(InstanceUp(2.0, "0"))
+    [batch] = scheduler.handle(ReplicaUp(2.0, "0"))
     assert isinstance(batch, RunBatch) and batch.urgencies == ((9, Objective.THROUGHPUT),)
 
 
@@ -86,16 +86,16 @@ def test_requests_of_one_primitive_go_back_in_their_order() -> None:
     profile = EngineProfile(batching=Batching.STATIC, max_batch=4, max_efficient_batch=4)
     scheduler = EngineScheduler(profile)
     assert ran(scheduler.handle(enqueue("a", 6))) == ["a0", "a1", "a2", "a3"]
-    scheduler.handle(InstanceDrained(0.5, "0"))
+    scheduler.handle(ReplicaDrained(0.5, "0"))
     for failed in ("a2", "a0", "a3", "a1"):
         scheduler.handle(Retried(1.0, failed))
-    assert ran(scheduler.handle(InstanceUp(2.0, "0"))) == ["a0", "a1", "a2", "a3"]
+    assert ran(scheduler.handle(ReplicaUp(2.0, "0"))) == ["a0", "a1", "a2", "a3"]
 
 
-def test_what_runs_on_a_drained_instance_can_be_cancelled() -> None:
+def test_what_runs_on_a_drained_replica_can_be_cancelled() -> None:
     scheduler = EngineScheduler(ONE)
     scheduler.handle(enqueue("a"))
-    scheduler.handle(InstanceDrained(0.5, "0"))
+    scheduler.handle(ReplicaDrained(0.5, "0"))
     assert scheduler.handle(CancelRequests(1.0, ("a",))) == [CancelRunning("0", ("a",))]
 
 

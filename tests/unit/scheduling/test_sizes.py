@@ -12,13 +12,13 @@ PROFILE = EngineProfile(max_efficient_batch=4)
 
 
 def batch(*primitives: tuple[int, float]) -> list[str]:
-    """The first batch after an instance comes up and these primitives (requests, size of each) wait."""
+    """The first batch after a replica comes up and these primitives (requests, size of each) wait."""
     scheduler = EngineScheduler(PROFILE, ())
     for number, (count, size) in enumerate(primitives):
         requests = tuple(QueuedRequest(f"{number}.{i}", size) for i in range(count))
         scheduler.handle(Enqueue(0.0, "q", f"p{number}", PrimitiveKind.EMBEDDING, requests))
-    scheduler.instances.append("0")
-    found = scheduler._serve_instances_in_turn()
+    scheduler.replicas.append("0")
+    found = scheduler._serve_replicas_in_turn()
     assert all(isinstance(one, RunBatch) for one in found)
     return list(found[0].requests)  # type: ignore[attr-defined]
 

@@ -38,7 +38,7 @@ from teola_plugin.simulation import (
 from teola_plugin.simulation.flows import END, FlowChange, shared_blocks
 
 K = PrimitiveKind
-CLUSTER = Cluster.of(rtx3090(), instances={"llm": 2}, output_tokens=24)
+CLUSTER = Cluster.of(rtx3090(), replicas={"llm": 2}, output_tokens=24)
 EMBEDDING = 0.022 + 0.00115
 TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 

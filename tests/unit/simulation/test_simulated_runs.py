@@ -92,8 +92,8 @@ def test_a_static_engine_serves_one_batch_at_a_time() -> None:
     assert run.seconds == pytest.approx(5 + EMBEDDING)
 
 
-def test_instances_share_the_work() -> None:
-    cluster = Cluster.of(rtx3090(), instances={"embedder": 2})
+def test_replicas_share_the_work() -> None:
+    cluster = Cluster.of(rtx3090(), replicas={"embedder": 2})
     run = simulate(cluster, {"app": embeds}, [Arrival(0.0, "app", str(n)) for n in range(2)])
     assert [one.seconds for one in run.queries] == pytest.approx([EMBEDDING, EMBEDDING])
     assert run.busy["embedder"] == pytest.approx((EMBEDDING, EMBEDDING))
@@ -229,8 +229,8 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
     path = yaml(
         tmp_path,
         "engines:\n"
-        "  main: {kind: vllm, model: some/model, instances: 3, policy: throughput-oriented}\n"
-        "  store: {kind: pgvector, dsn: embedded, instances: 2}\n"
+        "  main: {kind: vllm, model: some/model, replicas: 3, policy: throughput-oriented}\n"
+        "  store: {kind: pgvector, dsn: embedded, replicas: 2}\n"
         "  web: {kind: websearch, options: {service: brave}}\n",
     )
     cluster = Cluster.read(path, machine_named("a100-8b"))
@@ -257,7 +257,7 @@ def test_what_a_file_does_not_say_is_asked_for(text: str, said: str, tmp_path: P
 
 def test_an_unknown_engine_or_policy() -> None:
     with pytest.raises(RegistrationError, match="reader"):
-        Cluster.of(rtx3090(), instances={"reader": 2})
+        Cluster.of(rtx3090(), replicas={"reader": 2})
     with pytest.raises(RegistrationError, match="batch policy"):
         simulate(Cluster.of(rtx3090(), policy="best"), {"app": embeds}, [])
 

@@ -1,4 +1,4 @@
-"""One instance of an engine, in an actor of its own. It executes batches and streams results; it never schedules."""
+"""One replica of an engine, in an actor of its own. It executes batches and streams results; it never schedules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CacheReport:
 
 
 class CacheReports:
-    """The instance's end: collects the events of its engine, if it publishes any, until a parcel leaves."""
+    """The replica's end: collects the events of its engine, if it publishes any, until a parcel leaves."""
 
     def __init__(self, engine: Engine) -> None:
         self._events: list[PrefixStored | PrefixRemoved | PrefixesCleared] = []
@@ -60,18 +60,18 @@ def without_reports(messages: Iterable[Any], on_events: Callable[[PrefixEvents],
             on_events(message.news)
 
 
-# ------------------------------------------------------------ the actor of an instance
+# ------------------------------------------------------------ the actor of a replica
 
 PARCEL_INTERVAL_S = 0.02
 """Seconds of pieces that travel together: one message for each token would cost more than the token."""
 
 
-class InstanceHost:
+class ReplicaHost:
     """The actor around an `Engine`. Errors leave it as this package's own, never as an engine library's."""
 
-    def __init__(self, spec: Mapping[str, Any], instance: str) -> None:
-        self.instance = instance
-        self.engine: Engine = build_engine(spec, int(instance))
+    def __init__(self, spec: Mapping[str, Any], replica: str) -> None:
+        self.replica = replica
+        self.engine: Engine = build_engine(spec, int(replica))
         self._reports = CacheReports(self.engine)
         self._is_read: dict[str, bool] = {}
         """Running requests, and whether somebody reads their pieces."""
@@ -87,7 +87,7 @@ class InstanceHost:
         engine, settings = self.engine, settings_of(self.engine)
         versions = dict(engine.versions())
         profile = replace(engine.profile, device=on_host(engine.profile.device, _node()))
-        return EngineFacts(engine.name, engine.kinds, profile, versions, (self.instance,), settings)
+        return EngineFacts(engine.name, engine.kinds, profile, versions, (self.replica,), settings)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -145,7 +145,7 @@ class InstanceHost:
                 yield _portable(Failed(request.id, unqueueable_error(error, request.kind, self.engine.name)))
                 continue
             if limit is not None and size > limit:
-                yield Failed(request.id, too_large_error(request.kind, size, limit, self.engine.name, self.instance))
+                yield Failed(request.id, too_large_error(request.kind, size, limit, self.engine.name, self.replica))
             else:
                 fitting.append(request)
         if fitting:

@@ -80,9 +80,9 @@ def test_what_is_not_given_stays_and_the_object_is_as_it_was(kept: Library) -> N
     fast.query(ASKED)
     assert other.last_trace().app == fast.last_trace().app == "library"
     assert other.original is fast.original and type(other).__name__ == type(fast).__name__
-    terms = other.__teola_session__.terms
-    assert (terms.tenant, terms.weight, terms.deadline_s) == ("one", 3.0, 60.0)
-    assert fast.__teola_session__.terms.tenant == "" and fast.__teola_session__.terms.deadline_s is None
+    settings = other.__teola_session__.settings
+    assert (settings.tenant, settings.weight, settings.deadline_s) == ("one", 3.0, 60.0)
+    assert fast.__teola_session__.settings.tenant == "" and fast.__teola_session__.settings.deadline_s is None
     assert other.__teola_session__.entry("query") is fast.__teola_session__.entry("query")
 
 

@@ -1,4 +1,4 @@
-"""An instance as its engine host sees it, an `Engine` whose work is done by an actor; and the start of several."""
+"""A replica as its engine host sees it, an `Engine` whose work is done by an actor; and the start of several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from teola_plugin.cluster.host.instance_host import without_reports
+from teola_plugin.cluster.host.replica_host import without_reports
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import EngineLoad
@@ -22,15 +22,15 @@ log = logging.getLogger("teola_plugin")
 _PING_TIMEOUT_S = 5.0
 """Seconds within which an actor answers that is worth keeping."""
 CHARACTERS_PER_TOKEN = 4.0
-"""Estimates the size of prompts. The instance counts tokens, and refuses prompts that are too large."""
+"""Estimates the size of prompts. The replica counts tokens, and refuses prompts that are too large."""
 
 
-class RemoteInstance:
+class RemoteReplica:
     """Implements `Engine` for an `EnginePort`. Every failure of the actor becomes `EngineUnavailable`, retryable."""
 
-    def __init__(self, name: str, instance: str, spec: Mapping[str, Any], actor_options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, replica: str, spec: Mapping[str, Any], actor_options: Mapping[str, Any]) -> None:
         self.name = name
-        self.instance = instance
+        self.replica = replica
         self.kinds: frozenset[PrimitiveKind] = frozenset()
         self.facts: EngineFacts | None = None
         self.node, self.pid = "", 0
@@ -57,18 +57,18 @@ class RemoteInstance:
             self.node, self.pid = await self._actor.where.remote()
         except Exception as error:
             await self.kill()
-            raise translated(error, self.name, self.instance) from None
+            raise translated(error, self.name, self.replica) from None
 
     def _make(self) -> Any:
         import ray
 
-        from teola_plugin.cluster.host.instance_host import InstanceHost
+        from teola_plugin.cluster.host.replica_host import ReplicaHost
 
-        return ray.remote(InstanceHost).options(**self._options).remote(dict(self._spec), self.instance)
+        return ray.remote(ReplicaHost).options(**self._options).remote(dict(self._spec), self.replica)
 
     def _set_facts(self, facts: EngineFacts) -> None:
         self.facts, self.kinds = facts, facts.kinds
-        # The host's sizes are estimates: only the instance, which counts, may refuse a request for its size.
+        # The host's sizes are estimates: only the replica, which counts, may refuse a request for its size.
         self._profile = replace(facts.profile, max_request_size=None)
 
     async def stop(self) -> None:
@@ -77,7 +77,7 @@ class RemoteInstance:
             try:
                 await asyncio.wait_for(self._actor.stop.remote(), 15)
             except Exception as error:
-                log.debug("instance %s of %s did not stop by itself: %r", self.instance, self.name, error)
+                log.debug("replica %s of %s did not stop by itself: %r", self.replica, self.name, error)
         await self.kill()
 
     async def kill(self) -> None:
@@ -95,12 +95,12 @@ class RemoteInstance:
                 await asyncio.wait_for(self._actor.restart.remote(), 600)
                 return
             except Exception as error:
-                log.info("instance %s of %s gets a new process: %r", self.instance, self.name, error)
+                log.info("replica %s of %s gets a new process: %r", self.replica, self.name, error)
         await self.kill()
         await self.start()
 
     async def is_alive(self, seconds: float) -> bool:
-        """Return True if the instance answers within `seconds`."""
+        """Return True if the replica answers within `seconds`."""
         if self._actor is None:
             return False
         try:
@@ -129,7 +129,7 @@ class RemoteInstance:
                 for result in self._results(await ref):
                     yield result
         except Exception as error:
-            raise translated(error, self.name, self.instance) from None
+            raise translated(error, self.name, self.replica) from None
 
     def _results(self, parcel: Parcel) -> Iterator[Result]:
         return without_reports(unpack(parcel), self.on_prefix_events)
@@ -150,7 +150,7 @@ class RemoteInstance:
         return self.facts is not None and bool(self.facts.settings.get("listens"))
 
     def listen(self, request_id: str) -> None:
-        """Tell the instance that somebody reads the request's pieces from now on."""
+        """Tell the replica that somebody reads the request's pieces from now on."""
         if self._actor is not None:
             self._actor.listen.remote(request_id)
 
@@ -186,13 +186,13 @@ class RemoteInstance:
         try:
             return await self._actor.admin.remote(method, args)
         except Exception as error:
-            raise translated(error, self.name, self.instance) from None
+            raise translated(error, self.name, self.replica) from None
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(
-            f"instance {self.instance} of engine {self.name!r} is not running.",
+            f"replica {self.replica} of engine {self.name!r} is not running.",
             engine=self.name,
-            instance=self.instance,
+            replica=self.replica,
             retryable=True,
             hint="it is started again by itself; `teola status` shows how it is",
         )
@@ -202,24 +202,24 @@ log = logging.getLogger("teola_plugin")
 PendingStarts = dict[str, "asyncio.Task[None]"]
 
 
-async def start_instances(
-    instances: Mapping[str, RemoteInstance], *, all_needed: bool
-) -> tuple[dict[str, RemoteInstance], PendingStarts]:
-    """Start instances; return those that are up, and the starts that go on.
+async def start_replicas(
+    replicas: Mapping[str, RemoteReplica], *, all_needed: bool
+) -> tuple[dict[str, RemoteReplica], PendingStarts]:
+    """Start replicas; return those that are up, and the starts that go on.
 
     With `all_needed`, all of them are up at the end. Otherwise one that is up is enough, since the cluster may have
     shrunk. Raises `EngineUnavailable`, and then stops all of them.
     """
-    starts = {number: asyncio.ensure_future(instance.start()) for number, instance in instances.items()}
+    starts = {number: asyncio.ensure_future(replica.start()) for number, replica in replicas.items()}
     try:
         if all_needed:
             await asyncio.gather(*starts.values())
         else:
             await _wait_for_one(starts)
     except BaseException:
-        await stop_instances(instances, starts)
+        await stop_replicas(replicas, starts)
         raise
-    up = {number: instances[number] for number, start in starts.items() if _succeeded(start)}
+    up = {number: replicas[number] for number, start in starts.items() if _succeeded(start)}
     return up, {number: start for number, start in starts.items() if not start.done()}
 
 
@@ -231,16 +231,16 @@ async def _wait_for_one(starts: PendingStarts) -> None:
         if start.done() and (error := start.exception()) is not None:
             if not any(map(_succeeded, starts.values())):
                 raise error
-            log.warning("instance %s did not start again: %s", number, error)
+            log.warning("replica %s did not start again: %s", number, error)
 
 
 def _succeeded(start: asyncio.Task[None]) -> bool:
     return start.done() and not start.cancelled() and start.exception() is None
 
 
-async def stop_instances(instances: Mapping[str, RemoteInstance], starts: PendingStarts) -> None:
-    """Stop these instances, whether they are up or still starting."""
+async def stop_replicas(replicas: Mapping[str, RemoteReplica], starts: PendingStarts) -> None:
+    """Stop these replicas, whether they are up or still starting."""
     for start in starts.values():
         start.cancel()
     await asyncio.gather(*starts.values(), return_exceptions=True)
-    await asyncio.gather(*(instance.stop() for instance in instances.values()))
+    await asyncio.gather(*(replica.stop() for replica in replicas.values()))

@@ -440,7 +440,7 @@ def test_a_bounded_batch_asks_for_no_more_at_once() -> None:
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
 def test_a_bounded_batch_of_another_kind_is_the_originals(way: str, own: EnginePool, seen: Seen) -> None:
-    """Fallbacks try all inputs, then those that have failed: so it stays, on the same terms."""
+    """Fallbacks try all inputs, then those that have failed: so it stays, with the same options."""
     failing = RunnableLambda(lambda x: x["nothing"])
     answer = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=own, max_tokens=2)
     chain = answer | (failing.with_fallbacks([RunnableLambda(lambda x: x.content)]))

@@ -27,21 +27,21 @@ EMBED = Primitive("embed", K.EMBEDDING, "embedder", named(texts=Ref("$input")))
 SEARCH = Primitive(
     "search", K.SEARCHING, "store", named(vectors=Ref("embed")), attributes=Attributes(collection="c", k=2)
 )
-TERMS: dict[str, Any] = {"depth": 3, "app": "search", "weight": 2.5, "session": "s", "objective": Objective.THROUGHPUT}
+FIELDS: dict[str, Any] = {"depth": 3, "app": "search", "weight": 2.5, "session": "s", "objective": Objective.THROUGHPUT}
 
 
-def event(primitive: Primitive, **terms: Any) -> Enqueue:
-    return Enqueue(0.0, "q", primitive.id, primitive.kind, (), **{**TERMS, "gang": "g", **terms})
+def event(primitive: Primitive, **fields: Any) -> Enqueue:
+    return Enqueue(0.0, "q", primitive.id, primitive.kind, (), **{**FIELDS, "gang": "g", **fields})
 
 
 def request(name: str = "r1") -> Request:
     return Request(name, K.EMBEDDING, EmbedText("x"), "q", "acme")
 
 
-def terms_at(host: Host) -> tuple[str, dict[str, Any]]:
+def context_at(host: Host) -> tuple[str, dict[str, Any]]:
     """Tenant and terms of what it was asked for last; sessions and gangs as the client named them."""
     asked, told = host.asked[-1]
-    found = {name: getattr(told, name) for name in (*TERMS, "gang")}
+    found = {name: getattr(told, name) for name in (*FIELDS, "gang")}
     return asked.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
 
 
@@ -53,7 +53,7 @@ async def test_terms_reach_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder())
         await result(cluster.ask(await cluster.port("embedder"), request(), event(EMBED)))
-        assert terms_at(host) == ("acme", {**TERMS, "gang": "g"})
+        assert context_at(host) == ("acme", {**FIELDS, "gang": "g"})
 
 
 async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.Monk
         follow = Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH, depth=1, gang="h"), "acme")
         await result(cluster.ask(port, request(), event(EMBED), primitive=EMBED, followers=(follow,)))
         await cluster.until(lambda: bool(store.asked))
-        assert terms_at(store) == ("acme", {**TERMS, "depth": 1, "gang": "h"})
+        assert context_at(store) == ("acme", {**FIELDS, "depth": 1, "gang": "h"})
 
 
 async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.M
         await cluster.until(lambda: bool(first.asked))
         second = cluster.host(FakeEmbedder())
         await result(heard)
-        assert terms_at(second) == ("acme", {**TERMS, "depth": 7, "gang": "late"})
+        assert context_at(second) == ("acme", {**FIELDS, "depth": 7, "gang": "late"})
 
 
 async def test_what_is_in_no_gang_stays_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
