@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teola_plugin.adapters.early_words import (
+from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PlanReport, Reason, Status, leaves_of
+from teola_plugin.adapters.plan_summary import (
     NO_FORMS,
     AnswerForms,
     asks,
-    begins_early,
     component_of,
-    early_starts,
+    describe_gains,
     listed,
     lookahead_starts,
+    prefetch_starts,
     speculative_names,
 )
-from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PlanReport, Reason, Status, leaves_of
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, Role, is_impure
 from teola_plugin.observe.spans import QueryTrace, Span
 from teola_plugin.observe.text import duration
@@ -83,16 +83,16 @@ def expected(
     source = optimised.source
     waits = {} if own_calls is None else own_calls.one_by_one
     if source is None or not prefetched:
-        in_place = only_whole(forms.unknown) if forms.unknown else ""
+        unprefetched_s = only_whole(forms.unknown) if forms.unknown else ""
         reasons = [] if own_calls is None else list(map(str, own_calls.explanations.values()))
-        return f"no gain: {next(iter(reasons), '') or _one_by_one(waits) or in_place or _why_none(source)}"
+        return f"no gain: {next(iter(reasons), '') or _one_by_one(waits) or unprefetched_s or _why_none(source)}"
     if left and trace is not None:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
-    text = _with_early_calls(optimised, source, context, trace, waits)
+    text = _with_prefetched_calls(optimised, source, context, trace, waits)
     return f"{text}; {only_whole(forms.whole_only)}" if forms.whole_only else text
 
 
-def _with_early_calls(
+def _with_prefetched_calls(
     optimised: Optimised, source: Graph, context: PassContext, trace: QueryTrace | None, waits: Mapping[str, Any]
 ) -> str:
     if trace is not None:
@@ -136,11 +136,11 @@ def measured(trace: QueryTrace, source: Graph | None = None) -> str:
         return f"not known, as the trace of the last call ({duration(took)}) does not tell: {COMPARE}"
     if abs(saved) < _LEAST_GAIN * took:
         return f"no gain in the last call ({duration(took)}): what could start before its place did not end sooner"
-    in_place = took + saved
-    ratio, how = (in_place / took, "faster") if saved > 0 else (took / in_place, "slower")
+    unprefetched_s = took + saved
+    ratio, how = (unprefetched_s / took, "faster") if saved > 0 else (took / unprefetched_s, "slower")
     return (
-        f"{ratio:.2f} times {how} in the last call: {duration(took)}, about {duration(in_place)} with each call in its "
-        f"place (less where calls made at once slow each other down): {COMPARE}"
+        f"{ratio:.2f} times {how} in the last call: {duration(took)}, about {duration(unprefetched_s)} with each call "
+        f"in its place (less where calls made at once slow each other down): {COMPARE}"
     )
 
 
@@ -206,7 +206,7 @@ def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
         if path.in_instance_of(p.id) or outer in arms:
             inside.setdefault(outer, []).append(span)
     durations = [_by_component(spans_of_instance) for spans_of_instance in inside.values()]
-    at_once = p.kind is _K.MAP and not p.attributes.beside
+    at_once = p.kind is _K.MAP and not p.attributes.is_parallel
     return max(durations, default=0.0) if at_once else sum(durations)
 
 
@@ -253,7 +253,7 @@ def explain(
         return PlanReport(traced.report, tuple(more), unplanned(more, trace), tuple(calls or ()), **figures)
     context = PassContext(pool.profiles)
     forms = AnswerForms.of(optimised.graph, pool)
-    prefetched = (*begins_early(optimised, own_calls, forms), *more)
+    prefetched = (*describe_gains(optimised, own_calls, forms), *more)
     advice = tuple(dict.fromkeys(_advice(optimised.graph, context)))
     sections = (
         ("p-graph (the workflow as written)", str(optimised.source)),
@@ -283,24 +283,24 @@ class PlanIfDedicated:
     def explain(self, name: str, own_calls: OwnCalls | None) -> Explanation | None:
         """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
 
-        def starts_early(engines: frozenset[str]) -> bool:
+        def is_prefetched(engines: frozenset[str]) -> bool:
             planned = self.plan(engines)
             return name in _starts(planned, own_calls, AnswerForms.of(planned.graph, self.pool))
 
-        return explain_undedicated(self.pool, starts_early)
+        return explain_undedicated(self.pool, is_prefetched)
 
 
-def explain_undedicated(pool: EnginePool, starts_early: Callable[[frozenset[str]], bool]) -> Explanation | None:
+def explain_undedicated(pool: EnginePool, is_prefetched: Callable[[frozenset[str]], bool]) -> Explanation | None:
     """Return which engines keep a call in its place by not being dedicated; None if that is not the reason.
 
-    `starts_early`: returns True if the call starts early with these engines declared dedicated.
+    `is_prefetched`: returns True if the call starts early with these engines declared dedicated.
     """
     names = [name for name, profile in pool.profiles.items() if not profile.dedicated]
     required = frozenset(names)
-    if not required or not starts_early(required):
+    if not required or not is_prefetched(required):
         return None
     for name in names:
-        if starts_early(required - {name}):
+        if is_prefetched(required - {name}):
             required -= {name}
     classes = {name: type(pool.engine(name)) for name in names if name in required}
     shared_names = tuple(name for name, cls in classes.items() if cls.__module__.startswith("teola_plugin.cluster"))
@@ -310,7 +310,7 @@ def explain_undedicated(pool: EnginePool, starts_early: Callable[[frozenset[str]
 
 
 def _starts(optimised: Optimised, own_calls: OwnCalls | None, forms: AnswerForms) -> dict[str, str]:
-    return lookahead_starts(optimised.graph, forms) | early_starts(optimised, own_calls, forms)
+    return lookahead_starts(optimised.graph, forms) | prefetch_starts(optimised, own_calls, forms)
 
 
 def call_rows(
@@ -342,11 +342,11 @@ def call_rows(
                 explanation = Explanation(
                     explanation.reason, explanation.names, traced.sources.get(f"{explanation.names[-1]}.code", "")
                 )
-            early_status = Status.SPECULATIVE if name in speculative else Status.PREFETCHED
+            prefetch_status = Status.SPECULATIVE if name in speculative else Status.PREFETCHED
             names.append(leaf.name)
             yield CallRow(
                 leaf.name,
-                early_status if start else Status.IN_PLACE,
+                prefetch_status if start else Status.IN_PLACE,
                 leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
                 traced.sources.get(leaf.name) or paths.get(leaf.name, "" if key == leaf.name else key),
                 start,
@@ -415,7 +415,7 @@ def _explain_in_place(
         return Explanation(Reason.ONE_AT_A_TIME, (type(target).__name__,))
     direct = [p for p in waits if not any(p.id in source.ancestors[q.id] for q in waits)]
     names = tuple(dict.fromkeys(component_of(p.id) for p in direct))
-    if key and key not in own_calls.prefetchable and name in early_starts(optimised, forms=forms):
+    if key and key not in own_calls.prefetchable and name in prefetch_starts(optimised, forms=forms):
         return Explanation(Reason.MAY_RAISE)
     if not names:
         return Explanation(Reason.FIRST)
@@ -460,10 +460,10 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
         variables = [part.variable for part in p.prompt]
         names = [name for name in later_variables if late is not None and variables.index(name) > late]
         if names and profile.prefix_caching:
-            early_tokens = sum(part.tokens for part in p.prompt[:late])
+            prefilled_tokens = sum(part.tokens for part in p.prompt[:late])
             yield (
                 f"in the prompt of {component_of(p.id)}, {listed(names)} stand{'' if len(names) > 1 else 's'} behind "
-                f"{p.prompt[late or 0].variable}, which is known last: only about {early_tokens} tokens can be "
+                f"{p.prompt[late or 0].variable}, which is known last: only about {prefilled_tokens} tokens can be "
                 "prefilled early"
             )
     prefetched_names = [p.id for p in graph if p.on_engine or p.holds_fragment]

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from teola_plugin.adapters.early_work import expected_sizes, log_fallback, sites_that_start_sooner, submit
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.planned_queries import expected_sizes, log_fallback, sites_that_start_sooner, submit
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.routing import ROUTE, EngineRoute
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
@@ -32,7 +32,7 @@ from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import ITEM, Attributes, Component, Query, Ref, Role, named
 from teola_plugin.request_keys import TargetKey, freeze
-from teola_plugin.runtime.call_limits import inside_early
+from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import PROVIDER, CallScope, ProviderCallTable, executing
@@ -319,7 +319,7 @@ class MethodLowering:
         name = self.draft.name(name)
         self.draft.absorb(body.draft)
         inputs = named(items=items, **captured)
-        template, attributes = body.draft.template(output, name), Attributes(beside=True)
+        template, attributes = body.draft.template(output, name), Attributes(is_parallel=True)
         return self._in_order(self.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes)))
 
     def _in_order(self, ref: Ref) -> Ref:
@@ -437,7 +437,7 @@ class MethodQuery:
         self._adapter, self._plan, self._loop = adapter, plan, loop
         self._table = ProviderCallTable()
         self._context = copy_context()
-        self._context.run(inside_early.set, True)
+        self._context.run(is_inside_prefetch.set, True)
         self._lock = threading.Lock()
         self._scopes: list[tuple[str, CallScope]] = []
         self._tasks: set[asyncio.Task[None]] = set()

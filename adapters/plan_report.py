@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from teola_plugin.adapters.early_words import listed
+from teola_plugin.adapters.plan_summary import listed
 from teola_plugin.graph import Component, PromptPart
 from teola_plugin.tracer.report import WORDS, TraceReport
 
@@ -233,10 +233,10 @@ def leaves_of(component: Component) -> Iterator[Component]:
 def switched_off(rows: Iterable[CallRow]) -> Iterator[CallRow]:
     """Yield the rows of an object of which nothing is prefetched, though these calls could be."""
     for row in rows:
-        is_early = row.status in (Status.PREFETCHED, Status.SPECULATIVE)
+        is_prefetched = row.status in (Status.PREFETCHED, Status.SPECULATIVE)
         yield (
             replace(row, status=Status.IN_PLACE, start="", explanation=Explanation(Reason.SWITCHED_OFF))
-            if is_early
+            if is_prefetched
             else row
         )
 

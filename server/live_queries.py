@@ -14,7 +14,7 @@ from teola_plugin.adapters.calls import joined
 from teola_plugin.errors import QueryCancelled
 from teola_plugin.graph import Query
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, during
+from teola_plugin.runtime.query_run import CallPosition, QueryRun, current_position, during
 from teola_plugin.server.admission import Ticket
 from teola_plugin.server.callers import Caller
 
@@ -200,7 +200,7 @@ class RequestSession:
     request_id: str
     caller: Caller
     query: LiveQuery
-    call_place: CallPlace
+    call_position: CallPosition
     on_end: Callable[[RequestSession, str], None]
     tokens: int = 0
     """Tokens that it has cost so far."""
@@ -218,18 +218,18 @@ class RequestSession:
         return self.query.run
 
     @contextmanager
-    def at_call_place(self) -> Iterator[QueryRun]:
+    def at_call_position(self) -> Iterator[QueryRun]:
         """Make the calls in the body at the place in the query that the request's headers name.
 
         The place is a depth (steps to the query's end) and a gang (equal calls whose results are put together).
         """
-        with during(current_place, self.call_place):
+        with during(current_position, self.call_position):
             yield self.run
 
     @contextmanager
     def inside_query(self) -> Iterator[QueryRun]:
         """Let all calls of the pool in the body join the query."""
-        with self.at_call_place() as run, joined(run):
+        with self.at_call_position() as run, joined(run):
             yield run
 
     def add_cost(self, tokens: int, *, outside_tokens: int = 0) -> None:

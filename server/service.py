@@ -12,7 +12,7 @@ from teola_plugin.errors import unknown_name
 from teola_plugin.graph import LLM_KINDS, PrimitiveKind, Query
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import CallPlace, QueryRun
+from teola_plugin.runtime.query_run import CallPosition, QueryRun
 from teola_plugin.server.admission import Admission, AdmissionRefusal
 from teola_plugin.server.callers import Caller, KeyLimits, PoolNames, RequestHeaders, find_key, secret_from_headers
 from teola_plugin.server.errors import HttpError, not_found, too_many
@@ -153,7 +153,7 @@ class Service:
         query.users += 1
         query.requests += 1
         query.models[model.name] = query.models.get(model.name, 0) + 1
-        return RequestSession(request_id, caller, query, CallPlace(headers.depth, headers.gang), self._end)
+        return RequestSession(request_id, caller, query, CallPosition(headers.depth, headers.gang), self._end)
 
     def _begin_query(
         self, caller: Caller, headers: RequestHeaders, model: Model, tokens: int, recovered: bool

@@ -37,7 +37,7 @@ class Routing:
         if self.mode != "default":
             self._pool = fake_pool()
             self._options = {"pool": self._pool, "speculate": "all"}
-            _adapter("plans").can_start_early = lambda source, graph: True
+            _adapter("plans").graph_saves_time = lambda source, graph: True
         if self.mode == "models":
             importlib.import_module("upstream_models").Backed(self._pool, self._note).start()
         compiled = StateGraph.compile
@@ -156,8 +156,8 @@ def fail_on_fallback() -> None:
     def fail(error: Exception, *details: Any) -> None:
         raise error
 
-    early_work: Any = importlib.import_module("teola_plugin.adapters.early_work")
-    early_work.log_fallback = fail
+    planned_queries: Any = importlib.import_module("teola_plugin.adapters.planned_queries")
+    planned_queries.log_fallback = fail
     for name, module in list(sys.modules.items()):
         if name.startswith("teola_plugin.adapters") and hasattr(module, "log_fallback"):
             module.log_fallback = fail  # type: ignore[attr-defined]

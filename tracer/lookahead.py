@@ -12,7 +12,7 @@ from dataclasses import replace
 from teola_plugin.graph import Component, PromptPart, Ref, Role
 from teola_plugin.tracer.draft import Draft, as_lookahead
 
-_NEVER_EARLY = frozenset({Role.OPAQUE, Role.TOOL, Role.INDEXING})
+_NEVER_PREFETCHED = frozenset({Role.OPAQUE, Role.TOOL, Role.INDEXING})
 _BARRIER = "later"
 """The input that keeps a prompt, all of which is known, from being answered yet."""
 
@@ -22,9 +22,9 @@ def lookahead_of_choice(drafts: Sequence[Draft], certain: bool) -> list[Componen
 
     `certain`: the only part is called whatever happens.
     """
-    startable = [list(_early_components(draft)) for draft in drafts]
+    startable = [list(_prefetchable_components(draft)) for draft in drafts]
     if not certain and sum(any(map(_generates, components)) for components in startable) > 1:
-        startable = [list(_early_components(draft, with_generations=False)) for draft in drafts]
+        startable = [list(_prefetchable_components(draft, with_generations=False)) for draft in drafts]
     useful = [c for components in startable if any(map(_uses_engine, components)) for c in components]
     return [as_lookahead(c, certain=certain) for c in useful]
 
@@ -37,31 +37,33 @@ def lookahead_of_arms(arms: Sequence[Draft], unknown: Callable[[], Ref], precedi
     the engines of `preceding` is known little earlier than the choice, which mostly waits for them, too: an arm that
     waits for nothing goes before it.
     """
-    generating = [_early_generations(arm, set()) for arm in arms]
+    generating = [_prefetchable_generations(arm, set()) for arm in arms]
     if sum(map(bool, generating)) > 1:
         late = _names_behind_engines(preceding)
-        generating = [_early_generations(arm, late) for arm in arms]
+        generating = [_prefetchable_generations(arm, late) for arm in arms]
     is_only_one = sum(map(bool, generating)) == 1
     components: list[Component] = []
     for arm, names in zip(arms, generating, strict=True):
-        components += _early_part_of_arm(arm, names if is_only_one else set(), unknown)
+        components += _prefetchable_part_of_arm(arm, names if is_only_one else set(), unknown)
     return [as_lookahead(c, certain=False) for c in components]
 
 
-def _early_components(draft: Draft, late: Iterable[str] = (), *, with_generations: bool = True) -> Iterator[Component]:
+def _prefetchable_components(
+    draft: Draft, late: Iterable[str] = (), *, with_generations: bool = True
+) -> Iterator[Component]:
     """Yield the components without side effects that depend on nothing but each other, and on no `late` component."""
     skipped = set(late)
     for c in draft.components.values():
-        is_excluded = _never_starts_early(c) or (not with_generations and _generates(c))
+        is_excluded = _is_never_prefetched(c) or (not with_generations and _generates(c))
         if is_excluded or not skipped.isdisjoint(_producers(c)):
             skipped.add(c.name)
         else:
             yield c
 
 
-def _never_starts_early(c: Component) -> bool:
+def _is_never_prefetched(c: Component) -> bool:
     is_choice_in_choice = c.attributes.lookahead is not None
-    has_side_effects = c.role in _NEVER_EARLY or any(effect.writes for effect in c.effects)
+    has_side_effects = c.role in _NEVER_PREFETCHED or any(effect.writes for effect in c.effects)
     return has_side_effects or is_choice_in_choice or _calls_provider(c)
 
 
@@ -98,18 +100,18 @@ def _names_behind_engines(draft: Draft) -> set[str]:
     return names
 
 
-def _early_generations(arm: Draft, late: Iterable[str]) -> set[str]:
+def _prefetchable_generations(arm: Draft, late: Iterable[str]) -> set[str]:
     """Return the names of the components for which an LLM could write early."""
-    return {c.name for c in _early_components(arm, late) if _generates(c)}
+    return {c.name for c in _prefetchable_components(arm, late) if _generates(c)}
 
 
-def _early_part_of_arm(arm: Draft, generating: set[str], unknown: Callable[[], Ref]) -> list[Component]:
+def _prefetchable_part_of_arm(arm: Draft, generating: set[str], unknown: Callable[[], Ref]) -> list[Component]:
     """Return the components of an arm that start early; an LLM may write for those that `generating` names."""
     skipped: set[str] = set()
     components: list[Component] = []
     for c in arm.components.values():
         late = skipped & set(_producers(c))
-        if _never_starts_early(c) or late or (_generates(c) and c.name not in generating):
+        if _is_never_prefetched(c) or late or (_generates(c) and c.name not in generating):
             skipped.add(c.name)
             if c.role is Role.GENERATION and _is_beginning_known(c, late):
                 components.append(_as_prefilling(c, late, unknown()))

@@ -33,7 +33,6 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.tools import BaseTool
 
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.accelerated import GeneratorCalls, ModelCalls, accelerated_object, calls_of
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.binding.workers import bound_object
@@ -46,6 +45,7 @@ from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, is_lower
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate

@@ -17,10 +17,10 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableConfig, RunnableSequence
 
 from teola_plugin.adapters.calls import context_of
-from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.method_adapter import forwarded_slots, subclass_of
+from teola_plugin.adapters.planned_queries import joinable, log_fallback
 from teola_plugin.errors import TeolaError
 from teola_plugin.shims.langchain import yields
 from teola_plugin.shims.pydantic import sharing

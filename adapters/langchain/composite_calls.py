@@ -26,8 +26,6 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from teola_plugin.adapters.early_words import listed
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.call_sites import eligible, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.composites import parts
@@ -45,6 +43,8 @@ from teola_plugin.adapters.langchain.prefetching import (
 )
 from teola_plugin.adapters.langchain.vectorstore import TeolaRetriever, TeolaVectorStore
 from teola_plugin.adapters.plan_report import CallRow, Explanation, Reason, Status
+from teola_plugin.adapters.plan_summary import listed
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.snapshots import NotCopied, exactly, snapshot
 from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, STORES, ThreadSafety
 from teola_plugin.runtime.claims import Caller

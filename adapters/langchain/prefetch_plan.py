@@ -10,7 +10,6 @@ from langchain_core.globals import get_debug, get_llm_cache
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 
-from teola_plugin.adapters.early_work import dropped_waits, sites_that_start_sooner, takes_time
 from teola_plugin.adapters.langchain.call_sites import (
     CodeSites,
     SiteCollector,
@@ -29,6 +28,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     intercept,
 )
 from teola_plugin.adapters.plan_report import Explanation, OwnCalls, Reason
+from teola_plugin.adapters.planned_queries import dropped_waits, sites_that_start_sooner, takes_time
 from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
@@ -316,7 +316,7 @@ def own_calls(
 ) -> OwnCalls:
     """Return what the report says of the calls at these sites, some of them `prefetched`, and of what is `left`."""
     waits = {key: site.target for key, site in sites.items() if site.limit is not None and site.limit.limit == 1}
-    explanations = {key: Explanation(Reason.NO_USE) for key, site in sites.items() if site.keeps_its_place.is_set()}
+    explanations = {key: Explanation(Reason.NO_USE) for key, site in sites.items() if site.stays_in_place.is_set()}
     if get_debug() or get_llm_cache() is not None:
         explanations = dict.fromkeys(sites, Explanation(Reason.DEBUG if get_debug() else Reason.CACHE_OF_ALL))
     return OwnCalls(prefetched - explanations.keys(), waits, sites, explanations, left)

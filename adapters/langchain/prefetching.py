@@ -34,7 +34,7 @@ from teola_plugin.adapters.langchain.prefetch_listener import listener_class
 from teola_plugin.adapters.plan_report import PrefetchCounts
 from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
-from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch
 from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
@@ -121,7 +121,7 @@ class CallSite:
     `either`: a node calls it as the graph is called."""
     on_loop: bool | None = None
     """True if only entry points of a loop come to it, False if only others do."""
-    keeps_its_place: threading.Event = field(default_factory=threading.Event)
+    stays_in_place: threading.Event = field(default_factory=threading.Event)
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""
     counts: PrefetchCounts = field(default_factory=PrefetchCounts)
@@ -271,7 +271,7 @@ class QueryCalls:
             if calls:
                 site.counts.add(is_hit=is_hit)
             if calls and not is_hit and succeeded and self._learns:
-                site.keeps_its_place.set()
+                site.stays_in_place.set()
 
     # ------------------------------------------------------------ the graph's side
 
@@ -284,7 +284,7 @@ class QueryCalls:
         with self._lock:
             self._reached.add(key)
             is_prefetched = key in self._prefetched and key not in self._passed
-        may_make = is_prefetched and not site.keeps_its_place.is_set()
+        may_make = is_prefetched and not site.stays_in_place.is_set()
         copy = copied if is_read else None
         scope = CallScope(self.table, Caller.PLANNER, copy, may_make, request_id=request_id)
         prefetch = self._make_prefetch(site, scope, part) if may_make or is_read else None
@@ -305,7 +305,7 @@ class QueryCalls:
         `part`: name of the subplan that prefetches, empty for the query's own graph. If a prefetched call changes its
         arguments, nothing is prefetched at the site from then on.
         """
-        scope.on_change = site.keeps_its_place.set
+        scope.on_change = site.stays_in_place.set
         prefetch = Prefetch(site, None, scope)
         scope.stop = lambda: prefetch.cancel()
         with self._lock:
@@ -466,7 +466,7 @@ def silenced(scope: CallScope, config: RunnableConfig, listeners: tuple[type, ..
 
 def _silence(run: QueryRun | None) -> None:
     """Make the current context one in which nobody hears of calls; pool-backed objects that they call join `run`."""
-    inside_early.set(True)
+    is_inside_prefetch.set(True)
     current_run.set(run)
     shims.silence()
 

@@ -28,7 +28,6 @@ from teola_plugin.adapters.calls import (
     new_query,
     unplanned,
 )
-from teola_plugin.adapters.early_work import can_start_early, expected_sizes, joinable, log_fallback, submit
 from teola_plugin.adapters.langchain.batches import BatchMethods
 from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
@@ -43,6 +42,7 @@ from teola_plugin.adapters.langchain.shadow import (
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
 from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
+from teola_plugin.adapters.planned_queries import expected_sizes, graph_saves_time, joinable, log_fallback, submit
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.thread_safety import NOBODY
@@ -239,7 +239,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             return False
         if plan is None or plan.source is None:
             return False
-        return can_start_early(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
+        return graph_saves_time(plan.source, plan.graph) or any(p.kind is PrimitiveKind.INGESTION for p in plan.graph)
 
     def explain(self, input: Any = None, *, details: bool = False) -> str:
         """Return what was understood, what is prefetched and what to expect, in three lines. Nothing runs.
@@ -427,7 +427,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         if table is None and (query_run := joinable(around.run)) is not None:
             return query_run.begin_subplan(optimised.graph, traced.calls, input, form=call_options.form)
         query = new_query(call_options.requested, call_options.runs, self._app, input, pool.runtime.time())
-        gains = optimised.source is None or can_start_early(optimised.source, optimised.graph)
+        gains = optimised.source is None or graph_saves_time(optimised.source, optimised.graph)
         if table is None and not gains:
             return pool.runtime.watch(query, joins=True)
         if table is not None:

@@ -21,7 +21,7 @@ from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.adapters.shadow import OriginalCall, Shadow, ShadowReport
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import WorkflowTemplate
-from teola_plugin.runtime.call_limits import inside_early
+from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.shims import langchain as shims
 
 __all__ = ["difference", "failure", "snapshot"]
@@ -89,7 +89,7 @@ def _without_volatile_fields(value: Any, depth: int = 20) -> Any:
 
 def _silence() -> None:
     """Keep handlers from hearing of calls in this context."""
-    inside_early.set(False)
+    is_inside_prefetch.set(False)
     var_child_runnable_config.set(None)
     shims.silence()
 

@@ -11,7 +11,7 @@ from langgraph.pregel import Pregel
 from teola_plugin.adapters.calls import NO_APP
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
-from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_place, in_tool_place
+from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_call, in_tool_call
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
 from teola_plugin.adapters.langgraph.graph import (
@@ -96,7 +96,7 @@ def _watched_nodes(graph: Any, acceleration: Acceleration, like: Acceleration | 
             inner = runnable if has_requested_context(runnable) else _inner_graph(runnable, acceleration, like)
             changes = {"bound": inner, "subgraphs": [inner if one is runnable else one for one in node.subgraphs]}
         has_tools = acceleration.tools is not None
-        runs = watch_tool_node(runnable, in_tool_place, ain_tool_place) if has_tools else None
+        runs = watch_tool_node(runnable, in_tool_call, ain_tool_call) if has_tools else None
         nodes[name] = watched_node(node, partial(WatchedNode, acceleration, name), runs, **changes)
     return nodes
 

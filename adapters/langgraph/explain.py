@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from teola_plugin.adapters.early_words import listed
 from teola_plugin.adapters.explain import COMPARE, measured, only_whole, seconds_saved
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
+from teola_plugin.adapters.plan_summary import listed
 from teola_plugin.graph import PromptPart
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.text import duration

@@ -12,8 +12,6 @@ from typing import Any
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
-from teola_plugin.adapters.early_words import ON_A_GUESS, AnswerForms, component_of, early_starts, lookahead_starts
-from teola_plugin.adapters.early_work import forms_matter
 from teola_plugin.adapters.explain import created_models, explain_undedicated, left_rows
 from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import own_calls
@@ -22,6 +20,8 @@ from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFact
 from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, Reason, Status, leaves_of
+from teola_plugin.adapters.plan_summary import ON_A_GUESS, AnswerForms, component_of, lookahead_starts, prefetch_starts
+from teola_plugin.adapters.planned_queries import forms_matter
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
@@ -224,9 +224,9 @@ class GraphFacts:
         limited = {
             type(target).__name__ for leaf in leaves_of(call) if (target := targets.get(leaf.attributes.wrapped))
         }
-        if is_first and call.attributes.beside and limited:
+        if is_first and call.attributes.is_parallel and limited:
             blocking |= limited
-        elif is_first and call.attributes.beside:  # a loop
+        elif is_first and call.attributes.is_parallel:  # a loop
             starts.append((len(self._visited), 0, "all items at once, when its node begins"))
         for name in self._visited:
             if name == node.name and is_first:
@@ -335,8 +335,8 @@ class GraphFacts:
         """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
         if self.plans is None:
             return None
-        starts_early = partial(self._speculative_start, call)
-        return explain_undedicated(self.plans.pool, lambda engines: bool(engines and starts_early(engines)))
+        plan_saves_time = partial(self._speculative_start, call)
+        return explain_undedicated(self.plans.pool, lambda engines: bool(engines and plan_saves_time(engines)))
 
     def _waits_from(self, name: str, call: str) -> list[str]:
         """Return what a call would wait for that started with a node; nothing if that would be of no use."""
@@ -422,7 +422,7 @@ def _source_name(reference: Ref) -> str:
 
 def _sooner(optimised: Any, one_by_one: Mapping[str, Any]) -> set[str]:
     """Return the components of a plan, and what holds them, that start before their place."""
-    names = early_starts(optimised, OwnCalls(_every_site(optimised), one_by_one))
+    names = prefetch_starts(optimised, OwnCalls(_every_site(optimised), one_by_one))
     holders = {
         component_of(p.id)
         for p in optimised.graph
@@ -507,7 +507,7 @@ def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[CallRow, ...]:
 def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bool) -> CallRow:
     tool = None if tools is None else tools.tools.get(name)
     if tool is not None:
-        work = "it runs" if tool.is_callable_early else "its engine work begins"
+        work = "it runs" if tool.can_be_prefetched else "its engine work begins"
         return CallRow(name, Status.PREFETCHED, "tool", start=f"{work} when the model has written its call")
     reason = Reason.TOOL_BEHIND_PERSON if tools is None else Reason.NOT_READ_ONLY
     reason = Reason.TOOL_WITH_STATE if is_injected else reason

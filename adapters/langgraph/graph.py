@@ -35,20 +35,20 @@ from teola_plugin.adapters.calls import (
     new_query,
     unplanned,
 )
-from teola_plugin.adapters.early_work import joinable, log_fallback
 from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.started_calls import StartedCall
 from teola_plugin.adapters.langgraph.agents.agent_call import AgentCall, is_in_agent, outside_agents
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, shaping_of
 from teola_plugin.adapters.method_adapter import subclass_of
+from teola_plugin.adapters.planned_queries import joinable, log_fallback
 from teola_plugin.adapters.provider_executor import ProviderPool, shared_pool
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import QueryRun, current_place, during
+from teola_plugin.runtime.query_run import QueryRun, current_position, during
 from teola_plugin.shims.pydantic import sharing
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -129,13 +129,13 @@ class NodeTask:
         call, name, config = self._call, self._name, self._config
         metadata = config.get("metadata") or {}
         number = int(metadata.get("langgraph_step", 0))
-        outer = current_place.get() if call.parts is None else call.parts.place_of(name, config)
+        outer = current_position.get() if call.parts is None else call.parts.position_of(name, config)
         self._step = call.steps.start_node(name, outer.step, number, metadata)
-        node_place = replace(outer, step=self._step, form=form_of_answers(config))
+        node_position = replace(outer, step=self._step, form=form_of_answers(config))
         if call.parts is not None:
-            held_part = call.parts.start_node(name, self._input, config, node_place, number, is_async=self._is_async)
-            node_place = node_place if held_part is None else replace(node_place, deferred=held_part)
-        self._token = current_place.set(node_place)
+            held_part = call.parts.start_node(name, self._input, config, node_position, number, is_async=self._is_async)
+            node_position = node_position if held_part is None else replace(node_position, deferred=held_part)
+        self._token = current_position.set(node_position)
         if call.agent is not None:
             self._agent = call.agent.in_node(name)
         elif is_in_agent():
@@ -149,7 +149,7 @@ class NodeTask:
                 self._agent.__exit__(kind, error, trace)
         finally:
             with suppress(ValueError):  # a generator may be closed in another context than it began in
-                current_place.reset(self._token)
+                current_position.reset(self._token)
             outcome = "done" if error is None else "failed"
             if isinstance(error, GraphBubbleUp):  # an interrupt, a command for the graph around
                 outcome = "interrupted"

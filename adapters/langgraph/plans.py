@@ -18,17 +18,17 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from teola_plugin.adapters.calls import running_loop
-from teola_plugin.adapters.early_work import can_start_early, log_fallback
 from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import read_prefetch_form
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, intercept, open_calls
+from teola_plugin.adapters.planned_queries import graph_saves_time, log_fallback
 from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.provider_calls import PROVIDER
-from teola_plugin.runtime.query_run import CallPlace, DeferredSubplan, QueryRun, SubplanRun, current_place
+from teola_plugin.runtime.query_run import CallPosition, DeferredSubplan, QueryRun, SubplanRun, current_position
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
@@ -192,7 +192,7 @@ class Plans:
         except Exception as error:
             log_fallback(error, None, f"the node {key.node!r}")
             return None
-        return traced if plan.source is None or can_start_early(plan.source, plan.graph) else None
+        return traced if plan.source is None or graph_saves_time(plan.source, plan.graph) else None
 
     def graph(self, traced: TraceResult) -> Graph:
         """Return the e-graph of a plan, for the engines' profiles as they are now."""
@@ -274,18 +274,18 @@ class Parts:
         """Calls of the user's own models in this query, from the first plan on that prefetches any."""
         self._lock = threading.Lock()
 
-    def place_of(self, name: str, config: Mapping[str, Any]) -> CallPlace:
+    def position_of(self, name: str, config: Mapping[str, Any]) -> CallPosition:
         """Return the place of a node's code in the query: its distance from the end, and the tasks it ends with."""
-        outer = current_place.get()
+        outer = current_position.get()
         depth = outer.depth + PRIMITIVES_PER_NODE * self._plans.distances.get(name, 0)
-        return CallPlace(depth, branch_of(config) or outer.gang, outer.step, outer.deferred)
+        return CallPosition(depth, branch_of(config) or outer.gang, outer.step, outer.deferred)
 
     def start_node(
         self,
         name: str,
         input: Any,
         config: Mapping[str, Any],
-        node_place: CallPlace,
+        node_position: CallPosition,
         step: int,
         *,
         is_async: bool = False,
@@ -302,7 +302,7 @@ class Parts:
                 self._run.schedule_subplans(finished=finished)
             else:
                 self._open_provider_calls(planned[0], config)
-                part = self._start_part(name, *planned, node_place, step, finished, pushed=key.is_sent)
+                part = self._start_part(name, *planned, node_position, step, finished, pushed=key.is_sent)
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.deferred
@@ -355,7 +355,7 @@ class Parts:
         node: str,
         plan: TraceResult,
         value: dict[str, Any],
-        node_place: CallPlace,
+        node_position: CallPosition,
         step: int,
         finished: list[SubplanRun],
         *,
@@ -374,14 +374,15 @@ class Parts:
             graph,
             plan.calls,
             value,
-            depth=node_place.depth - PRIMITIVES_PER_NODE * self._plans.distances.get(node, 0),  # a plan goes to the end
-            gang=node_place.gang,
+            depth=node_position.depth
+            - PRIMITIVES_PER_NODE * self._plans.distances.get(node, 0),  # a plan goes to the end
+            gang=node_position.gang,
             members=node if pushed else "",
             lookahead=True,
-            step=node_place.step,
+            step=node_position.step,
             is_deferred=is_held,
             is_covered=is_covered,
-            form=node_place.form,
+            form=node_position.form,
         )
         if calls is not None:
             calls.name_new_part(part.name, calls_before)

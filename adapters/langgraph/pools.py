@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.pools import HINT, pools_below
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.reachable import MAX_OBJECTS, referents
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool

@@ -20,10 +20,10 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.extractors import TitleExtractor
 
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, announce_nodes
 from teola_plugin.adapters.llamaindex.pipelined_write import current_write
 from teola_plugin.adapters.llamaindex.prefetching import original_scope, takes_threads
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable

@@ -30,14 +30,14 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
 from teola_plugin.adapters.calls import running_loop
-from teola_plugin.adapters.early_work import expected_sizes, sites_that_start_sooner, submit
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PrefetchCounts, Reason
+from teola_plugin.adapters.planned_queries import expected_sizes, sites_that_start_sooner, submit
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import Component, Query, Ref, WorkflowTemplate
 from teola_plugin.passes import Optimised
-from teola_plugin.runtime.call_limits import ConcurrencyLimit, inside_early, limit_of
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch, limit_of
 from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.provider_call import Parked
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
@@ -340,7 +340,7 @@ class QueryPrefetcher:
         if report_to is not None:
             self._table.begin(report_to)
         self._context = copy_context()
-        self._context.run(inside_early.set, True)
+        self._context.run(is_inside_prefetch.set, True)
         self._lock = threading.Lock()
         self._waiting: deque[tuple[LlamaIndexInvocation, CallScope, Future[Outcome]]] = deque()
         self._running = 0

@@ -29,15 +29,6 @@ from teola_plugin.adapters.calls import (
     streamed_in,
     unplanned,
 )
-from teola_plugin.adapters.early_work import (
-    ending,
-    expected_sizes,
-    failing,
-    joinable,
-    log_fallback,
-    starts_early,
-    submit,
-)
 from teola_plugin.adapters.llamaindex.checking import original_call
 from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.prefetching import (
@@ -51,6 +42,15 @@ from teola_plugin.adapters.llamaindex.prefetching import (
 )
 from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, switched_off
+from teola_plugin.adapters.planned_queries import (
+    ending,
+    expected_sizes,
+    failing,
+    joinable,
+    log_fallback,
+    plan_saves_time,
+    submit,
+)
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.thread_safety import ThreadSafety
@@ -338,7 +338,7 @@ class Session(ServedObject):
                 log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
-                prefetcher = None if is_async else self._prefetch_beside(run, entry, graph_input)
+                prefetcher = None if is_async else self._start_prefetching(run, entry, graph_input)
                 return StartedCall(run, target, None, Deadline.of(run), prefetcher, self.rules)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
@@ -348,7 +348,7 @@ class Session(ServedObject):
             return unplanned_call
         return self._begin_without_pool(entry, graph_input, unplanned_call, runs)
 
-    def _prefetch_beside(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
+    def _start_prefetching(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
         """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these."""
         has_claims = not isinstance(run, QueryRun) or run.claiming is Claiming.ALLOWED
         if has_claims or graph_input is None:
@@ -408,11 +408,11 @@ class Session(ServedObject):
         traced = self.entry(entry, texts).traced
         optimised = self._plan_template(pool, traced, graph_input)
         if outer_run is not None:
-            if not starts_early(optimised):
+            if not plan_saves_time(optimised):
                 return JoinedRun(outer_run)
             part = outer_run.begin_subplan(optimised.graph, traced.calls, graph_input, form=AnswerForm.WHOLE)
             return part or JoinedRun(outer_run)
-        if not starts_early(optimised):
+        if not plan_saves_time(optimised):
             return pool.runtime.watch(query, joins=True)
         return submit(pool, query, optimised, traced.calls, AnswerForm.WHOLE)
 

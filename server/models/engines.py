@@ -111,7 +111,7 @@ class TextEngine:
     async def _answers(
         self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
     ) -> list[Answer]:
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, requests, run=run)
         answers = [_answer(value, tools) for value in await handle]
         session.add_cost(sum(one.usage.total for one in answers))
@@ -120,7 +120,7 @@ class TextEngine:
     async def _stream_answers(
         self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
     ) -> Deltas:
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             handles = [
                 self.pool.call(PrimitiveKind.PREFILLING, self.name, [request], stream=True, run=run)
                 for request in requests
@@ -197,13 +197,13 @@ class VectorEngine:
     async def embed(
         self, texts: Sequence[str], role: Literal["query", "document"], session: RequestSession
     ) -> list[list[float]]:
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             requests = [EmbedText(text, role) for text in texts]
             handle = self.pool.call(PrimitiveKind.EMBEDDING, self.name, requests, run=run)
         return [to_list(vector) for vector in await handle]
 
     async def scores(self, query: str, texts: Sequence[str], session: RequestSession) -> list[float]:
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             pairs = [ScorePair(query, text) for text in texts]
             handle = self.pool.call(PrimitiveKind.RERANKING, self.name, pairs, run=run)
         return [float(score) for score in await handle]
@@ -216,7 +216,7 @@ class CarriedEngine(TextEngine):
 
     async def response(self, body: ChatRequest, session: RequestSession) -> dict[str, Any]:
         """Return the server's answer, under the name of this model. Raise TeolaError, also for a malformed one."""
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [self._request(body, session, False)], run=run)
         reply = self._parse((await handle)[0], check_completion)
         session.add_cost(_usage(reply).total)
@@ -225,7 +225,7 @@ class CarriedEngine(TextEngine):
     async def chunks(self, body: ChatRequest, session: RequestSession) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the server's chunks. Raise TeolaError, also for a malformed one and for a stream without a choice."""
         request, hides_usage = self._request(body, session, True), not body.includes_usage
-        with session.at_call_place() as run:
+        with session.at_call_position() as run:
             handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, [request], stream=True, run=run)
         before_choices: list[dict[str, Any]] = []  # not sent before there is a choice, so that a refusal has its status
         has_choices = False

@@ -105,8 +105,8 @@ class Graph:
     def edges_into(p: Primitive) -> tuple[str, ...]:
         """Return the ids of the primitives that must end before `p` starts: data edges, then order edges, each once."""
         parents = [ref.producer for _, ref in p.inputs if ref.producer[:1] != "$"]
-        if p.early_refs:
-            parents += [ref.producer for ref in p.early_refs if ref.producer[:1] != "$"]
+        if p.speculative_refs:
+            parents += [ref.producer for ref in p.speculative_refs if ref.producer[:1] != "$"]
         if p.after:
             parents += p.after
         return tuple(dict.fromkeys(parents)) if len(parents) > 1 else tuple(parents)
@@ -326,7 +326,7 @@ class GraphEdit:
         for name in list(self._by_id) if only is None else list(only):
             p = self._by_id[name]
             inputs = tuple((key, redirected(ref)) for key, ref in p.inputs)
-            self.replace(p.with_(inputs=inputs, early_refs=tuple(redirected(ref) for ref in p.early_refs)))
+            self.replace(p.with_(inputs=inputs, speculative_refs=tuple(redirected(ref) for ref in p.speculative_refs)))
         if only is None:
             self._output = redirected(self._output)
 
@@ -386,8 +386,8 @@ def format_primitive(p: Primitive, depth: int | None = None) -> str:
     text = f"%{p.id} = {p.kind.name}" + (f"@{p.engine}" if p.engine else "") + f"({args})"
     if p.after:
         text += f" after({', '.join('%' + a for a in p.after)})"
-    if p.early_refs:
-        text += f" early({', '.join('%' + str(r) for r in p.early_refs)})"
+    if p.speculative_refs:
+        text += f" early({', '.join('%' + str(r) for r in p.speculative_refs)})"
     notes = [f"{key}={value}" for key, value in (*p.attributes.non_default_items(), *p.options)]
     if p.item is not None:
         notes.append(f"item={p.item}")

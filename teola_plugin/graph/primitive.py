@@ -120,12 +120,12 @@ class Attributes:
     # Facts that the tracer found in the original.
     slow: bool = False
     """OPAQUE: a retriever, model or tool of the user's own, expected to take as long as a tool."""
-    beside: bool = False
+    is_parallel: bool = False
     """MAP, BRANCH: the original processes the items, or tries the arms, one after the other; the graph at once."""
     lookahead: bool | None = None
     """Requests for a subplan before the original reaches it: True if it is certain to, False if it may not; None for
     all other requests."""
-    early_arms: tuple[str, ...] = ()
+    speculative_arms: tuple[str, ...] = ()
     """BRANCH: arms (`then`, `else`) that only search, and may begin before the condition is known."""
 
     form: Literal["", "whole", "unknown"] = ""
@@ -160,7 +160,7 @@ class Attributes:
             if value != default:
                 if name == "forms":  # these are listed among the drafts of the prefilling
                     continue
-                if name in ("stream_items", "drafts", "early_arms"):
+                if name in ("stream_items", "drafts", "speculative_arms"):
                     yield from ((name, entry) for entry in value)
                 else:
                     yield name, value
@@ -207,7 +207,7 @@ class Primitive:
     fragment: Fragment | None = None
     otherwise: Fragment | None = None
     """BRANCH: the fragment for a condition that is false."""
-    early_refs: tuple[Ref, ...] = ()
+    speculative_refs: tuple[Ref, ...] = ()
     """MAP: outputs of the speculative instances that were added before the items were known."""
     attributes: Attributes = NOTHING_SAID
     options: tuple[tuple[str, Any], ...] = ()
@@ -215,14 +215,14 @@ class Primitive:
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        return (*[ref for _, ref in self.inputs], *self.early_refs)
+        return (*[ref for _, ref in self.inputs], *self.speculative_refs)
 
     @property
     def producers(self) -> tuple[str, ...]:
         """The producers of the values that it reads, each once."""
         producers = [ref.producer for _, ref in self.inputs]
-        if self.early_refs:
-            producers += [ref.producer for ref in self.early_refs]
+        if self.speculative_refs:
+            producers += [ref.producer for ref in self.speculative_refs]
         return tuple(dict.fromkeys(producers)) if len(producers) > 1 else tuple(producers)
 
     def input(self, name: str) -> Ref | None:
@@ -269,8 +269,8 @@ class Primitive:
                 return Ref(base.producer, base.path + ref.path)
             return Ref(names.get(ref.producer, ref.producer), ref.path)
 
-        if self.early_refs:
-            changes["early_refs"] = tuple([renamed(ref) for ref in self.early_refs])
+        if self.speculative_refs:
+            changes["speculative_refs"] = tuple([renamed(ref) for ref in self.speculative_refs])
         if self.after:
             changes["after"] = tuple([names.get(a, a) for a in self.after])
         if self.attributes.stream_items:

@@ -105,7 +105,7 @@ class WorkflowTemplate:
             raise GraphError(f"two components share the name {duplicate!r}.", hint="rename one of them")
         object.__setattr__(self, "_names", frozenset(names))
         values = {c.attributes.lookahead for c in self.components}
-        values |= {False for c in self.components if c.attributes.early_arms}
+        values |= {False for c in self.components if c.attributes.speculative_arms}
         lookaheads = frozenset(value for value in values if value is not None)
         object.__setattr__(self, "_lookaheads", lookaheads.union(*(body._lookaheads for body in self._bodies())))
         for pair in self.order:
@@ -165,7 +165,7 @@ class WorkflowTemplate:
                 c,
                 body=filtered(c.body),
                 otherwise=filtered(c.otherwise),
-                attributes=c.attributes if open_choices else c.attributes.with_(early_arms=()),
+                attributes=c.attributes if open_choices else c.attributes.with_(speculative_arms=()),
             )
             if c.body is not None
             else c
@@ -177,7 +177,7 @@ class WorkflowTemplate:
         """Return the engines of subplans that the original may not choose, and that begin before it does."""
         if False not in self._lookaheads:
             return frozenset()
-        components = (c for c in self.components if c.attributes.lookahead is False or c.attributes.early_arms)
+        components = (c for c in self.components if c.attributes.lookahead is False or c.attributes.speculative_arms)
         engines = {name for c in components for name in (c.engine, c.embedder, *_engines_in(c)) if name}
         return frozenset(engines).union(*(body.engines_of_open_choices() for body in self._bodies()))
 

@@ -234,5 +234,8 @@ def _add_verify(edit: GraphEdit, p: Primitive, key: str, items: list[Ref], outpu
     predicted = tuple((f"predicted{i}", item) for i, item in enumerate(items))
     edit.add(Primitive(name, _K.VERIFY, inputs=(("actual", actual), *predicted), scope=p.scope))
     edit.replace(
-        p.with_(inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs), early_refs=p.early_refs + outputs)
+        p.with_(
+            inputs=tuple((k, Ref(name) if k == key else r) for k, r in p.inputs),
+            speculative_refs=p.speculative_refs + outputs,
+        )
     )

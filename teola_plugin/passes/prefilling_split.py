@@ -60,7 +60,9 @@ def _growing_prompts(graph: Graph, context: PassContext) -> Iterator[tuple[Primi
     Only on engines that can prefill while they decode. The results of the MAP must come one after the other: it
     processes a list that is still being generated, or its instances generate text themselves.
     """
-    maps = [m.id for m in graph if m.kind is _K.MAP and (m.early_refs or m.attributes.grow or _decodes(m.fragment))]
+    maps = [
+        m.id for m in graph if m.kind is _K.MAP and (m.speculative_refs or m.attributes.grow or _decodes(m.fragment))
+    ]
     for p in graph if maps else ():
         if p.kind not in LLM_PREFILLS or p.speculative or p.attributes.grows_with:
             continue

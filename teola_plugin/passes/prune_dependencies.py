@@ -18,8 +18,8 @@ class PruneDependencies:
     """Keep an order edge only between conflicting effects, before user code, and after a partial prefilling.
 
     If two primitives with conflicting effects were ordered only through a third one whose edges are removed, a direct
-    edge replaces them. User code waits for all that it waited for before. Values of `early_refs` may be dropped at run
-    time, so no order is taken as implied by them.
+    edge replaces them. User code waits for all that it waited for before. Values of `speculative_refs` may be dropped
+    at run time, so no order is taken as implied by them.
     """
 
     name: ClassVar[str] = "prune-dependencies"
@@ -31,7 +31,7 @@ class PruneDependencies:
         edit = GraphEdit(graph)
         pruning = _Pruning(graph)
         for p in graph:
-            if p.after or p.early_refs or p.effects or p.kind in _ORDERED_KINDS or p.fragment is not None:
+            if p.after or p.speculative_refs or p.effects or p.kind in _ORDERED_KINDS or p.fragment is not None:
                 after = pruning.prune(p)
                 if after != p.after:
                     edit.replace(p.with_(after=after))

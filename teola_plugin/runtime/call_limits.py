@@ -22,7 +22,7 @@ _lock = ForkedLock()
 """One for all limits. Never held while user code runs."""
 
 
-inside_early: ContextVar[bool] = ContextVar("teola_inside_early", default=False)
+is_inside_prefetch: ContextVar[bool] = ContextVar("teola_is_inside_prefetch", default=False)
 """Set in the context of a prefetched call: what it calls in turn must not wait for itself."""
 
 
@@ -59,7 +59,7 @@ class Permit:
     """The leave to call, by all of some limits at once: `with` blocks until it is granted, `async with` waits."""
 
     def __init__(self, limits: Sequence[ConcurrencyLimit], *, is_prefetch: bool) -> None:
-        self._limits = () if inside_early.get() and not is_prefetch else limits
+        self._limits = () if is_inside_prefetch.get() and not is_prefetch else limits
         self._is_prefetch = is_prefetch
         self._granted = False
         self._wake: Callable[[], Any] = bool

@@ -33,7 +33,7 @@ from teola_plugin.runtime.query_run import (
     QueryStore,
     Subplan,
     current_call,
-    current_place,
+    current_position,
     current_request_context,
 )
 from teola_plugin.runtime.threads import at_most, cancel_tasks
@@ -185,10 +185,10 @@ class LocalRuntime:
     def add(self, engine: Engine, *, running: bool) -> None:
         """Add an engine, started if the others are. Raises what its start raises, and then it is not added."""
         if running:
-            self.loop.run(self._start_beside(engine)).result()
+            self.loop.run(self._start_added_engine(engine)).result()
         self._engines = {**self._engines, engine.name: [engine]}
 
-    async def _start_beside(self, engine: Engine) -> None:
+    async def _start_added_engine(self, engine: Engine) -> None:
         try:
             await engine.start()
             await calibrate(engine)
@@ -358,7 +358,7 @@ class LocalRuntime:
             kind, port, payloads, (), _request_context_of(run, request_context), future, log, keep_remote
         )
         if run is not None:
-            caller = current_place.get()
+            caller = current_position.get()
             call.step, call.deferred = run.steps.id_of(caller.step), caller.deferred
             call.wait = run.waits.begin(self.time(), call.step)
             call.wait.within = current_call.get()
@@ -431,7 +431,7 @@ def _request_context_of(run: QueryRun | None, request_context: RequestContext | 
         request_context = current_request_context.get() or RequestContext()
     else:
         request_context = replace(run.query.request_context, deadline=None) if run.closed else run.query.request_context
-    caller = current_place.get()
+    caller = current_position.get()
     return placed(request_context, caller.depth, caller.gang)
 
 

@@ -235,7 +235,7 @@ class OriginalCalls:
         depth, query = call.request_context.depth, driver.query(run) if is_live else None
         if query is not None:
             # The original waits for this very call: nothing of its query is more urgent.
-            depth = max(depth, query.deepest() + run.looks_ahead)
+            depth = max(depth, query.deepest() + run.is_lookahead)
             driver.trace.called(run, name, new, depth, call.step)
         for entry in new:
             entry.request_context = placed(entry.request_context, depth, entry.request_context.gang)

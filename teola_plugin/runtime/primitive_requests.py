@@ -431,7 +431,7 @@ class IncrementalPrefilling:
         holder = self.holder(run, prompt.growth.holder)
         if holder is None or holder.status.has_ended or prompt.is_computing or prompt.is_over:
             return
-        outputs = holder.outputs or holder.early_outputs
+        outputs = holder.outputs or holder.speculative_outputs
         if outputs is not prompt.outputs:
             prompt.outputs, prompt.ready = outputs, 0
         while prompt.ready < len(outputs) and outputs[prompt.ready].producer in run.store:

@@ -21,7 +21,7 @@ from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
 from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Invocation, Item, Parked, ProviderCall
 from teola_plugin.runtime.provider_limits import ProviderLimit, is_transient, provider_limit
-from teola_plugin.runtime.query_run import current_call, current_place
+from teola_plugin.runtime.query_run import current_call, current_position
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
 
@@ -142,7 +142,7 @@ class ProviderCallTable:
         if run is None or caller is Caller.PLANNER:
             yield
             return
-        wait = run.waits.begin(self._now(), run.steps.id_of(current_place.get().step))
+        wait = run.waits.begin(self._now(), run.steps.id_of(current_position.get().step))
         wait.provider_call = call.report
         try:
             yield
@@ -205,7 +205,7 @@ class CallScope:
 
     def items(self, invocation: Invocation) -> Iterator[Any]:
         """Yield what the provider method gives: from the call of the other caller, or by calling it."""
-        with self._early_permit(invocation):
+        with self._prefetch_permit(invocation):
             call, is_maker = self._join(invocation)
             if is_maker and self.caller is Caller.PLANNER:
                 yield from self._results(call, invocation)
@@ -233,7 +233,7 @@ class CallScope:
 
     def result(self, invocation: Invocation) -> Any:
         """Return what a provider method returns that does not stream: from the other caller, or by calling it."""
-        with self._early_permit(invocation):
+        with self._prefetch_permit(invocation):
             call, is_maker = self._join(invocation)
             if is_maker and self.caller is Caller.PLANNER:
                 return self._make(call, invocation)
@@ -268,7 +268,7 @@ class CallScope:
 
     async def aresult(self, invocation: Invocation) -> Any:
         """`result` for async methods."""
-        async with self._early_permit(invocation):
+        async with self._prefetch_permit(invocation):
             call, is_maker = self._join(invocation)
             if is_maker and self.caller is Caller.PLANNER:
                 return await self._amake(call, invocation)
@@ -325,7 +325,7 @@ class CallScope:
 
     async def aitems(self, invocation: Invocation) -> AsyncIterator[Any]:
         """`items` for async methods."""
-        async with self._early_permit(invocation):
+        async with self._prefetch_permit(invocation):
             call, is_maker = self._join(invocation)
             if is_maker and self.caller is Caller.PLANNER:
                 async with aclosing(self._aresults(call, invocation)) as results:
@@ -423,7 +423,7 @@ class CallScope:
             pass
         return last
 
-    def _early_permit(self, invocation: Invocation) -> Permit:
+    def _prefetch_permit(self, invocation: Invocation) -> Permit:
         """Return the leave for a prefetch to make its call. It is given back if the call is made by another.
 
         While the provider refuses calls, the original makes this one.
@@ -436,11 +436,11 @@ class CallScope:
         return self.table.permit(self.caller, invocation.target) if makes else _NO_LIMITS
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
-        is_early = self.caller is Caller.PLANNER
+        is_prefetch = self.caller is Caller.PLANNER
         try:
             key = invocation.key()
         except UnknownValue:  # nobody else can ask for the same
-            if is_early:
+            if is_prefetch:
                 raise
             call = ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED)
             call.target = invocation.target
@@ -451,9 +451,9 @@ class CallScope:
         call, is_maker = self.table.join(key, self.caller, invocation, **options)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
-        if is_early and not is_maker and not self.may_make:
+        if is_prefetch and not is_maker and not self.may_make:
             raise Parked(call)
-        if is_early and is_maker:
+        if is_prefetch and is_maker:
             call.cancel = self.stop
             self.calls.append(call)
             if self.table.is_closed or self.is_dropped:
@@ -480,7 +480,7 @@ class CallScope:
         if value is STREAM_OPENED:
             call.put(Item(value, is_event=True))
             return value
-        is_early = self.caller is Caller.PLANNER
+        is_prefetch = self.caller is Caller.PLANNER
         if not invocation.streams or not call.has_results:  # a key takes longer than a chunk
             self._note_changed_arguments(call, invocation)
         if not call.is_claimable:
@@ -489,11 +489,11 @@ class CallScope:
             copied = _END if self.copy is None else self.copy(value)
         except TypeError:
             copied = _END
-        if copied is _END and not is_early:
+        if copied is _END and not is_prefetch:
             call.withdraw()
             return value
-        call.put(Item(value if is_early else copied))
-        return copied if is_early else value
+        call.put(Item(value if is_prefetch else copied))
+        return copied if is_prefetch else value
 
     def _received(self, value: Any) -> Any:
         """Return a value of another scope's call; for a prefetch a copy, as its framework may write ids into it.

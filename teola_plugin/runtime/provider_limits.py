@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from teola_plugin.runtime.call_limits import ConcurrencyLimit, PerObject, inside_early
+from teola_plugin.runtime.call_limits import ConcurrencyLimit, PerObject, is_inside_prefetch
 
 log = logging.getLogger("teola_plugin.limits")
 
@@ -117,7 +117,7 @@ class ProviderLimit(ConcurrencyLimit):
             True for a call of the original that was refused because of prefetched ones. It is to be sent again after
             `seconds_to_wait`.
         """
-        left, is_prefetch, must_repeat = _remaining_in(headers), inside_early.get(), False
+        left, is_prefetch, must_repeat = _remaining_in(headers), is_inside_prefetch.get(), False
         if status in _REFUSED:
             pause_s = retry_after_s(headers)
             must_repeat = not is_prefetch and pause_s is not None and self._prefetched_within(pause_s, left)

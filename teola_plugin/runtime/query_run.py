@@ -50,7 +50,7 @@ current_request_context: ContextVar[RequestContext | None] = ContextVar("teola_c
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlace:
+class CallPosition:
     """The place of running code in its query, for unplanned calls that it makes and for subplans that begin there."""
 
     depth: int = 0
@@ -65,9 +65,9 @@ class CallPlace:
     """The form in which code here asks models for answers, unless it says otherwise."""
 
 
-NOWHERE = CallPlace()
+NOWHERE = CallPosition()
 
-current_place: ContextVar[CallPlace] = ContextVar("teola_current_place", default=NOWHERE)
+current_position: ContextVar[CallPosition] = ContextVar("teola_current_place", default=NOWHERE)
 
 current_call: ContextVar[TracedCall | None] = ContextVar("teola_current_call", default=None)
 """The call of one of the user's own objects that runs here, for traces: an engine may serve it."""
@@ -388,7 +388,7 @@ class QueryRun:
         return owner.began + FIRST_CALL_S if owner is not None and owner.subplan.lookahead else 0.0
 
     @property
-    def looks_ahead(self) -> bool:
+    def is_lookahead(self) -> bool:
         """True if subplans of it make requests for code that is yet to come."""
         return any(live.subplan.lookahead for live in self.subplans.values())
 
@@ -424,13 +424,13 @@ class QueryRun:
             members: Beginning of the names of the components in the gang, if other components come after them.
             lookahead: True if it makes requests for code for which later subplans may be begun, too.
             step: The original's step to which its `members` belong, for the trace; by default the one that runs here.
-            is_deferred: True if it begins later. Then put its `deferred` into the `CallPlace` of its code, and call
+            is_deferred: True if it begins later. Then put its `deferred` into the `CallPosition` of its code, and call
                 `schedule_subplans`.
             is_covered: See `DeferredSubplan`.
             form: See `Subplan`.
         """
         self.claiming = Claiming.ALLOWED
-        caller, name = current_place.get(), f"part{next(self._numbers)}"
+        caller, name = current_position.get(), f"part{next(self._numbers)}"
         depth, gang = caller.depth if depth is None else depth, caller.gang if gang is None else gang
         step_id = self.steps.id_of(step or caller.step)
         subplan = Subplan(name, graph, calls, value, depth, gang, members, lookahead, step_id, form)
@@ -456,7 +456,7 @@ class QueryRun:
 
         May be called from any thread. `parent`: by default the step that runs here. `facts` hold no prompts.
         """
-        return self.steps.begin(kind, name, self.runtime.time(), parent or current_place.get().step, facts)
+        return self.steps.begin(kind, name, self.runtime.time(), parent or current_position.get().step, facts)
 
     def step_ended(self, step: OpenStep, outcome: str = "done", **facts: object) -> None:
         """Note that a step ends, with more facts about it. Only the first call counts."""

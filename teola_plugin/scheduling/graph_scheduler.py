@@ -143,14 +143,14 @@ class Expansion:
         outputs = []
         for index, match in enumerate(matches):
             if match is not None:
-                outputs.append(live.early_outputs[match])
+                outputs.append(live.speculative_outputs[match])
             else:
                 name = path.instance(index)
                 name = path.instance(index, is_second=True) if query.within(name) else name
                 bind = {"$item": items.at(index)}
                 outputs.append(self._instance(query, live, p.fragment, name, bind, sibling_count=event.count))
         self._await_outputs(query, live, outputs)
-        for index in range(len(live.early_outputs)):
+        for index in range(len(live.speculative_outputs)):
             if index not in matched:
                 self.discard_instance(query, path.instance(index))
 
@@ -166,26 +166,26 @@ class Expansion:
     def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
         p, first_arm = live.primitive, bool(event.count)
         path, arm = InstancePath(p.id), p.fragment if first_arm else p.otherwise
-        output = _early_arm(query, live, path.arm(first_arm))
+        output = _speculative_arm(query, live, path.arm(first_arm))
         if output is None:
             is_used_up = bool(query.within(path.arm(first_arm)))
             name = path.arm(first_arm, is_second=is_used_up)
             output = self._instance(query, live, arm, name, {}) if arm is not None else p.input("condition")
         assert output is not None
         self._await_outputs(query, live, [output])
-        if live.early_outputs:
+        if live.speculative_outputs:
             self.discard_instance(query, path.arm(not first_arm))
 
     def _begin_arms(self, query: LiveQuery, live: LivePrimitive) -> None:
         """Begin the arms of a branch that may begin before one is chosen: each primitive once its inputs are there."""
         p = live.primitive
-        if not p.attributes.early_arms:
+        if not p.attributes.speculative_arms:
             return
         for arm_name, arm in (("then", p.fragment), ("else", p.otherwise)):
-            if arm_name in p.attributes.early_arms and arm is not None and live.status is Status.WAITING:
+            if arm_name in p.attributes.speculative_arms and arm is not None and live.status is Status.WAITING:
                 name = InstancePath(p.id).arm(arm_name == "then")
                 output = self._instance(query, live, arm, name, {}, speculative=True)
-                live.early_outputs.append(output)
+                live.speculative_outputs.append(output)
                 query.hold(live.id, [output])
 
     def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
@@ -239,7 +239,7 @@ class Expansion:
         if changed:
             self._steps.emit(Reprioritise(query.id, changed))
         for live in spliced:
-            if not live.waits or laid_out_early(live):
+            if not live.waits or has_early_layout(live):
                 self._steps.start(query, live)
 
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
@@ -293,7 +293,7 @@ class Expansion:
         holder.predicted.append(item)
         bind = {"$item": item}
         output = self._instance(query, holder, holder.primitive.fragment, name, bind, speculative=True, sibling_count=2)
-        holder.early_outputs.append(output)
+        holder.speculative_outputs.append(output)
         query.keep(holder.id, [item])
         query.hold(holder.id, [output])
 
@@ -304,9 +304,11 @@ class Expansion:
         self._steps.release(query, query.forget(name))
 
 
-def _early_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
+def _speculative_arm(query: LiveQuery, live: LivePrimitive, name: str) -> Ref | None:
     """Return the output of the arm if it was begun early and is not dropped or failed."""
-    output = next((ref for ref in live.early_outputs if InstancePath(ref.producer).inside(name) is not None), None)
+    output = next(
+        (ref for ref in live.speculative_outputs if InstancePath(ref.producer).inside(name) is not None), None
+    )
     producer = None if output is None else query.get(output.producer)
     return None if producer is None or producer.status in (Status.DROPPED, Status.FAILED) else output
 
@@ -326,7 +328,7 @@ def _join_gang(spliced: list[LivePrimitive], event: SubplanBegun) -> None:
             live.gang_objective = objectives[inner].inside(event.name, output)
 
 
-def laid_out_early(live: LivePrimitive) -> bool:
+def has_early_layout(live: LivePrimitive) -> bool:
     """Return True for a FOLD whose items are known while the value that it begins with is not.
 
     Only its first instance needs that value: the prompts of the others begin with text that can be prefilled.
@@ -389,7 +391,7 @@ class GraphScheduler:
         self.queries[query.id] = query
         self._request_tick(event.deadline)
         for live in query:
-            if not live.waits or laid_out_early(live):
+            if not live.waits or has_early_layout(live):
                 self._start(query, live)
         self._expansion.admitted(query)
         self._end_if_done(query)
@@ -478,7 +480,7 @@ class GraphScheduler:
         elif live.status is Status.WAITING:
             if live.waits:
                 self._overtake_warmups(query, live)
-            if not live.waits or laid_out_early(live):
+            if not live.waits or has_early_layout(live):
                 self._start(query, live)
 
     def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:

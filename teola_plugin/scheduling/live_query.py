@@ -169,7 +169,7 @@ class LivePrimitive:
     """Holders of fragments: the producers of those outputs. A holder gets no value if one of these has none."""
     predicted: list[Ref] = field(default_factory=list)
     """MAP: the items that its early instances work on, kept until they were compared with the real ones."""
-    early_outputs: list[Ref] = field(default_factory=list)
+    speculative_outputs: list[Ref] = field(default_factory=list)
     """MAP: outputs of the instances that were made before the items were known, planned and grown ones. BRANCH: outputs
     of the arms that began before one was chosen."""
     instances: list[str] = field(default_factory=list)
@@ -194,7 +194,7 @@ def optional_edge(reader: Primitive, producer: Primitive) -> bool:
             return False
     if producer.speculative or producer.kind is PrimitiveKind.PARTIAL_PREFILLING:
         return True
-    return any(ref.producer == producer.id for ref in reader.early_refs)
+    return any(ref.producer == producer.id for ref in reader.speculative_refs)
 
 
 class Depths:
@@ -243,7 +243,7 @@ class Depths:
             self.raise_depth(parent, live.depth + 1)
         for ref in live.outputs:
             self.raise_depth(ref.producer, live.depth + 1)
-        for ref in live.early_outputs:
+        for ref in live.speculative_outputs:
             self.raise_depth(ref.producer, live.depth + 1)
 
     def raise_depth(self, name: str, depth: int) -> None:
@@ -297,8 +297,8 @@ class LiveQuery:
                 p, set(graph.parents(p.id)), reads[p.id], depth=depths[p.id], gang_objective=objectives[p.id]
             )
             self._put(live)
-            if p.early_refs:
-                live.instances += map(InstancePath(p.id).instance, range(len(p.early_refs)))
+            if p.speculative_refs:
+                live.instances += map(InstancePath(p.id).instance, range(len(p.speculative_refs)))
                 self._keep_predictions(live)
 
     def __getitem__(self, name: str) -> LivePrimitive:
@@ -333,8 +333,8 @@ class LiveQuery:
     def _put(self, live: LivePrimitive) -> None:
         p = live.primitive
         self._live[p.id] = live
-        if p.early_refs:
-            live.early_outputs = list(p.early_refs)
+        if p.speculative_refs:
+            live.speculative_outputs = list(p.speculative_refs)
         for outer in InstancePath(p.id).enclosing():
             self._within.setdefault(outer, []).append(p.id)
 
@@ -384,7 +384,7 @@ class LiveQuery:
             live.waits |= new_ids.intersection(
                 parents
             )  # later primitives of the instance did not exist when it was inserted
-            if p.early_refs:
+            if p.speculative_refs:
                 self._keep_predictions(live)
         return new_primitives
 
@@ -417,9 +417,9 @@ class LiveQuery:
     @staticmethod
     def _reads(live: LivePrimitive) -> Iterable[str]:
         """Return the producers of all values that a primitive reads, those of its instances and predictions too."""
-        if not (live.outputs or live.predicted or live.early_outputs):
+        if not (live.outputs or live.predicted or live.speculative_outputs):
             return live.reads
-        instance_producers = (ref.producer for ref in (*live.outputs, *live.predicted, *live.early_outputs))
+        instance_producers = (ref.producer for ref in (*live.outputs, *live.predicted, *live.speculative_outputs))
         return dict.fromkeys((*live.reads, *instance_producers))
 
     def has_readers(self, name: str) -> bool:

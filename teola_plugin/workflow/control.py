@@ -133,10 +133,10 @@ class Branch(Holding):
         kind = then_body.kind if then_body.kind is else_body.kind else Kind.ANY
         condition = decomposition.ref("condition")
         arms = (("then", then_body), ("else", else_body))
-        early_arms = (
+        speculative_arms = (
             tuple(name for name, arm in arms if arm.only_searches) if decomposition.waits_for_engines(condition) else ()
         )
-        attributes = Attributes(early_arms=early_arms)
+        attributes = Attributes(speculative_arms=speculative_arms)
         ref = decomposition.hold(
             "", Role.BRANCH, named(condition=condition), then_body, otherwise=else_body, attributes=attributes
         )

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from teola_plugin.adapters.calls import RequestedContext, outer_context, with_app
-from teola_plugin.adapters.early_work import expected_sizes
 from teola_plugin.adapters.explain import ended_trace, explain
 from teola_plugin.adapters.plan_report import PlanReport
+from teola_plugin.adapters.planned_queries import expected_sizes
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import Query, RequestContext, has_own_thread, own_thread
 from teola_plugin.observe.spans import QueryTrace

@@ -27,8 +27,8 @@ from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from support.documented import chain as documented
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.adapters.early_words import component_of, listed
 from teola_plugin.adapters.explain import measured, seconds_saved
+from teola_plugin.adapters.plan_summary import component_of, listed
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.graph import Graph, Primitive, PrimitiveKind, Ref
@@ -340,7 +340,7 @@ def test_functions_whose_calls_are_prefetched_are_no_reason_for_advice() -> None
     fast = accelerate(RunnablePassthrough() | answer_all, concurrent=[Slow])
     said = fast.explain()
     assert "change first" not in said
-    assert "beside those of the other items" in said
+    assert "together with those of the other items" in said
 
 
 def test_a_part_counts_once() -> None:

@@ -67,7 +67,7 @@ async def told(engine: PgVectorEngine, collection: str) -> Version:
     return found
 
 
-def place_of(dsn: str, collection: str) -> str:
+def position_of(dsn: str, collection: str) -> str:
     with psycopg.connect(dsn) as conn:
         row = conn.execute("SELECT place FROM teola.collections WHERE name = %s", (collection,)).fetchone()
     assert row is not None
@@ -118,7 +118,7 @@ async def test_what_other_programs_write_makes_another_version(how: str, databas
     async with started(database) as store:
         await write(store, collection, "a", "b")
         before, hits = await told(store, collection), (await searched(store, collection))[1]
-        place = place_of(database, collection)
+        place = position_of(database, collection)
         by_hand(database, *(each.format(t=place, bare=place.split(".")[1]) for each in BY_HAND[how]))
         after = await store.version(collection)
         assert after is not None and after != before
@@ -133,7 +133,7 @@ async def test_what_other_programs_write_makes_another_version(how: str, databas
 
 async def test_a_write_counts_when_others_see_it(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
     await write(store, collection, "a")
-    before, place = await told(store, collection), place_of(postgres_dsn, collection)
+    before, place = await told(store, collection), position_of(postgres_dsn, collection)
     change = cast(Any, f"UPDATE {place} SET body = 'changed'")
     with psycopg.connect(postgres_dsn) as conn:
         conn.execute(change)
@@ -149,7 +149,7 @@ async def test_a_write_counts_when_others_see_it(store: PgVectorEngine, postgres
 async def test_writers_do_not_wait_for_each_other(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
     """Other programs' open transactions, at the strictest isolation that took no notice of each other before."""
     await write(store, collection, "a", "b", "c")
-    place = place_of(postgres_dsn, collection)
+    place = position_of(postgres_dsn, collection)
     with psycopg.connect(postgres_dsn) as one, psycopg.connect(postgres_dsn) as two:
         for conn, id in ((one, "a"), (two, "b")):
             conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -170,7 +170,7 @@ async def test_equal_versions_are_of_equal_rows_while_others_write(
 ) -> None:
     """TRUNCATE and rewritten tables are not kept apart by snapshots, as rows are; versions must not be either."""
     await write(store, collection, "a")
-    place = place_of(postgres_dsn, collection)
+    place = position_of(postgres_dsn, collection)
     done = asyncio.Event()
 
     def change() -> None:
@@ -211,7 +211,7 @@ async def test_a_search_that_waits_for_a_truncate_tells_the_version_after_it(
         await write(store, collection, "a")
         before = await told(store, collection)
         async with await connect(postgres_dsn) as conn, await connect(postgres_dsn, autocommit=True) as watch:
-            await conn.execute(cast(Any, f"TRUNCATE {place_of(postgres_dsn, collection)}"))
+            await conn.execute(cast(Any, f"TRUNCATE {position_of(postgres_dsn, collection)}"))
             work = asyncio.create_task(searched(store, collection))
             while not (await watch.execute(waits)).rowcount:
                 await asyncio.sleep(0.01)
@@ -243,7 +243,7 @@ async def test_what_is_counted_is_summed_up(database: str, collection: str) -> N
     """By engines that write and by searches, side by side, and nothing is lost or counted twice."""
     async with started(database) as store:
         await write(store, collection, "a")
-        place = place_of(database, collection)
+        place = position_of(database, collection)
         with psycopg.connect(database) as conn:
             [oid] = conn.execute("SELECT %s::regclass::oid", (place,)).fetchone() or (0,)
         first = await told(store, collection)
@@ -279,7 +279,7 @@ async def test_collections_of_earlier_versions_are_counted_when_they_are_met(dat
     forget_counting(database)
     async with started(database) as store:
         before = await told(store, collection)
-        by_hand(database, f"DELETE FROM {place_of(database, collection)}")
+        by_hand(database, f"DELETE FROM {position_of(database, collection)}")
         assert await told(store, collection) != before
 
 
@@ -287,7 +287,9 @@ async def test_without_the_table_to_count_in_writes_go_on(database: str, collect
     async with started(database) as store:
         await write(store, collection, "a")
         before = await told(store, collection)
-        by_hand(database, "DROP TABLE teola.changes", f"UPDATE {place_of(database, collection)} SET body = 'by hand'")
+        by_hand(
+            database, "DROP TABLE teola.changes", f"UPDATE {position_of(database, collection)} SET body = 'by hand'"
+        )
         await write(store, collection, "b")
         version, hits = await searched(store, collection)
         assert version is None and [hit.text for hit in hits] == ["by hand", "text"]
@@ -358,7 +360,7 @@ async def test_what_cannot_be_counted_has_no_version(how: str, database: str, co
     async with started(database) as store:
         await write(store, collection, "a")
         assert await told(store, collection)
-        by_hand(database, how.format(t=place_of(database, collection)))
+        by_hand(database, how.format(t=position_of(database, collection)))
         for _ in range(2):
             version, hits = await searched(store, collection)
             assert version is None and len(hits) == 1 and await store.version(collection) is None
@@ -380,6 +382,6 @@ async def test_an_index_changes_nothing_about_versions(database: str, collection
     async with started(database, index="hnsw") as store:
         await write(store, collection, "a", "b")
         before = await told(store, collection)
-        by_hand(database, f"DELETE FROM {place_of(database, collection)} WHERE id = 'a'")
+        by_hand(database, f"DELETE FROM {position_of(database, collection)} WHERE id = 'a'")
         assert await told(store, collection) != before
         assert [hit.id for hit in (await searched(store, collection))[1]] == ["b"]

@@ -17,7 +17,7 @@ from teola_plugin.observe import QueryTrace, Step, timeline_text
 from teola_plugin.observe.steps import StepLog, nested
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
-from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, during
+from teola_plugin.runtime.query_run import CallPosition, QueryRun, current_position, during
 from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind
@@ -104,17 +104,17 @@ async def _query() -> tuple[QueryTrace, QueryTrace]:
         first = run.step_began("superstep", "1", nodes=["a"])
         node = run.step_began("node", "a", first, task="t1")
         run.begin_subplan(*nodes("a", "b"), lookahead=True, members="a", step=node)
-        with during(current_place, CallPlace(step=node)):
+        with during(current_position, CallPosition(step=node)):
             await _call(run, "a")
             tool = run.step_began("tool", "lookup")
-            with during(current_place, CallPlace(step=tool)):
+            with during(current_position, CallPosition(step=tool)):
                 await _call(run, "unplanned")
             run.step_ended(tool, early=False)
         run.step_ended(node)
         run.step_ended(first)
         second = run.step_began("superstep", "2", nodes=["b"])
         node = run.step_began("node", "b", second)
-        with during(current_place, CallPlace(step=node)):
+        with during(current_position, CallPosition(step=node)):
             run.begin_subplan(*nodes("b"))
             await _call(run, "b")
             inner = pool.runtime.watch(Query({"input": None}))

@@ -121,8 +121,8 @@ class Interpreter:
         return [self.instance(p, i, item, captured, values) for i, item in enumerate(args["items"])]
 
     def instance(self, p: Primitive, i: int, item: Any, captured: dict[str, Any], values: dict[str, Any]) -> Any:
-        if i < len(p.early_refs) and self.confirmed(p, i, item, values):
-            return self.read(p.early_refs[i], values)
+        if i < len(p.speculative_refs) and self.confirmed(p, i, item, values):
+            return self.read(p.speculative_refs[i], values)
         assert p.fragment is not None
         inner = {**values, **captured, "$item": item}
         for q in p.fragment.graph:

@@ -194,7 +194,7 @@ class MapLoop:
         template = body_draft.template(output, name)
         outer.draft.absorb(body_draft)
         inputs = (("items", items), *self.captures.inputs.items())
-        attributes = Attributes(beside=one_by_one)
+        attributes = Attributes(is_parallel=one_by_one)
         ref = outer.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes))
         outer.append_span(Span((name,), (name,)))
         return ref

@@ -306,7 +306,7 @@ class _ChainTracer:
             named(items=value),
             scope=location.run_path,
             body=template,
-            attributes=Attributes(beside=isinstance(node, SequentialEach)),
+            attributes=Attributes(is_parallel=isinstance(node, SequentialEach)),
         )
         return self._draft.add(component), Span((name,), (name,))
 

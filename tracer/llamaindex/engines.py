@@ -222,7 +222,7 @@ def _lower_router(lowering: Lowering, engine: RouterQueryEngine, query: Symbolic
         lowering.draft.nodes += body.draft.nodes
         return SymbolicAnswer()
     output = body.add_call("answered", _first_answer, **answers)
-    attributes = Attributes(beside=can_choose_several(parts.selector))
+    attributes = Attributes(is_parallel=can_choose_several(parts.selector))
     inputs = named(items=choices, query=query.text)
     answered = lowering.add_holder("answers", Role.MAP, inputs, body, output, attributes=attributes)
     if len(answers) < len(engines):

@@ -333,7 +333,7 @@ class Lowering:
         self.draft.absorb(body.draft)
         inner = body.draft.template(output, name)
         if role is Role.MAP:  # the sync `query` handles one item after the other
-            more.setdefault("attributes", Attributes(beside=not self.runs_in_loop))
+            more.setdefault("attributes", Attributes(is_parallel=not self.runs_in_loop))
         return self.add_component(name, role, inputs, body=inner, **more)
 
     # ------------------------------------------------------------ the original's order

@@ -328,7 +328,7 @@ def _lower_router(lowering: Lowering, router: RouterRetriever, query: SymbolicQu
         lowering.draft.nodes += body.draft.nodes
         return None
     output = body.add_call("searched", lambda **branches: next(filter(None, branches.values()), None), **branches)
-    attributes = Attributes(beside=can_choose_several(parts.selector))
+    attributes = Attributes(is_parallel=can_choose_several(parts.selector))
     inputs = named(items=choices, query=query.text)
     lists = lowering.add_holder(f"{name}.found", Role.MAP, inputs, body, output, attributes=attributes)
     return (

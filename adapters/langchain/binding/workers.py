@@ -20,7 +20,6 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetrieve
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_openai, check_engine, joined, to_list
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.langchain.binding.huggingface import (
     cross_encoder_on,
     embeddings_on,
@@ -34,6 +33,7 @@ from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch
 from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langchain.tools import without_tools
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import (
     ROUTE,
     WORKER,

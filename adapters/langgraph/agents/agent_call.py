@@ -33,7 +33,7 @@ from teola_plugin.adapters.snapshots import NotCopied, exactly, own_copy, snapsh
 from teola_plugin.adapters.tool_calls import Call
 from teola_plugin.requests.payloads import UNKNOWN, Prompt
 from teola_plugin.runtime.provider_calls import ProviderCallTable
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_place, during
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_position, during
 from teola_plugin.shims.langchain_interceptors import tool_claim, tool_invocation
 
 MAX_PREFETCHES = 16
@@ -333,11 +333,11 @@ class NextPrompt:
 # ------------------------------------------------------------ places of tool calls
 
 
-def in_tool_place(run_call: Callable[..., Any]) -> Callable[..., Any]:
+def in_tool_call(run_call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function of a tool node that runs one tool call, so that the tool claims what was started for it."""
 
     def run(call: Any, *args: Any, **kwargs: Any) -> Any:
-        with _tool_place(call) as note_result:
+        with _tool_call(call) as note_result:
             result = run_call(call, *args, **kwargs)
             note_result(result)
             return result
@@ -345,11 +345,11 @@ def in_tool_place(run_call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def ain_tool_place(run_call: Callable[..., Any]) -> Callable[..., Any]:
-    """`in_tool_place` for a coroutine function."""
+def ain_tool_call(run_call: Callable[..., Any]) -> Callable[..., Any]:
+    """`in_tool_call` for a coroutine function."""
 
     async def run(call: Any, *args: Any, **kwargs: Any) -> Any:
-        with _tool_place(call) as note_result:
+        with _tool_call(call) as note_result:
             result = await run_call(call, *args, **kwargs)
             note_result(result)
             return result
@@ -358,7 +358,7 @@ def ain_tool_place(run_call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _tool_place(call: Any) -> Iterator[Callable[[Any], None]]:
+def _tool_call(call: Any) -> Iterator[Callable[[Any], None]]:
     """Run the body as the place of a tool call. What it calls in turn belongs to no agent."""
     agent, tool_call = running_agent.get(), call if isinstance(call, dict) else {}
     call_id = tool_call.get("id") or ""
@@ -393,7 +393,7 @@ def _tool_step(agent: AgentCall | None, call: Mapping[str, Any]) -> Iterator[Non
         return
     step, outcome = agent.run.step_began("tool", str(call.get("name", ""))), "failed"
     try:
-        with during(current_place, replace(current_place.get(), step=step)):
+        with during(current_position, replace(current_position.get(), step=step)):
             yield
         outcome = "done"
     except GraphBubbleUp:  # an interrupt, a command for the graph around

@@ -21,7 +21,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
 from teola_plugin.adapters.langchain.tools import is_read_only
-from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner, ToolWork, needs_place, tool_work
+from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner, ToolWork, needs_runtime_context, tool_work
 from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolHistory, is_streamed
 from teola_plugin.shims.langchain_agents import (
     ToolNodeParts,
@@ -44,7 +44,7 @@ class Reach:
 
     asks_human: bool = False
     """It names `interrupt`."""
-    needs_place: bool = False
+    needs_runtime_context: bool = False
     """It uses what a graph lends to a node: the stream, the store, the config."""
     has_events: bool = False
     """It uses objects that listeners hear of: Runnables, callbacks."""
@@ -58,7 +58,7 @@ def reach(obj: Any) -> Reach:
         if id(value) in seen:
             continue
         if len(seen) >= _MAX_OBJECTS:
-            return Reach(True, result.needs_place, True)
+            return Reach(True, result.needs_runtime_context, True)
         seen[id(value)] = value  # kept, so that no other object gets the same id
         _note(result, value)
         pending += _parts(value)
@@ -70,7 +70,7 @@ def _note(result: Reach, value: Any) -> None:
     if isinstance(value, ModuleType):
         module = value.__name__
     is_lent = module.startswith("langgraph.config")
-    result.needs_place |= is_lent or module in ("langgraph.types", "langgraph.runtime", _CONFIG_MODULE)
+    result.needs_runtime_context |= is_lent or module in ("langgraph.types", "langgraph.runtime", _CONFIG_MODULE)
     cls = value if isinstance(value, type) else type(value)
     result.has_events |= issubclass(cls, (Runnable, BaseCallbackManager)) or module.startswith(
         "langchain_core.callbacks"
@@ -159,7 +159,7 @@ class AgentTool:
     tool: BaseTool
     work: ToolWork | None
     """Its requests to engines, if they follow from its arguments."""
-    is_callable_early: bool
+    can_be_prefetched: bool
     """True if its function may be called before its place."""
     is_read_only: bool
     """True if it changes nothing: its author says so, or it was made of a retriever."""
@@ -170,7 +170,7 @@ class AgentTool:
     def may_prefetch(self, config: RunnableConfig) -> bool:
         """Return True if a call can be hidden from everybody who listens where the model is called with this config."""
         is_heard = self.has_events and is_streamed(config)
-        return self.is_callable_early and self.history.allows_prefetch(config) and not is_heard
+        return self.can_be_prefetched and self.history.allows_prefetch(config) and not is_heard
 
     def method(self, *, has_loop: bool) -> str | None:
         """Return the method by which a prefetch calls the tool, the one that the original will call.
@@ -245,8 +245,10 @@ def _agent_tool(tool: BaseTool, planner: ToolPlanner) -> AgentTool | None:
         return None
     reads, work = is_read_only(tool) or retriever_of(tool) is not None, tool_work(tool, planner)
     is_declared = is_read_only(tool) and type(tool) in (StructuredTool, Tool)
-    is_callable_early = is_declared and not any(map(needs_place, functions)) and not uses.needs_place
-    return AgentTool(tool, work, is_callable_early, reads, uses.has_events) if reads or work is not None else None
+    can_be_prefetched = (
+        is_declared and not any(map(needs_runtime_context, functions)) and not uses.needs_runtime_context
+    )
+    return AgentTool(tool, work, can_be_prefetched, reads, uses.has_events) if reads or work is not None else None
 
 
 WrapCall = Callable[[Callable[..., Any]], Callable[..., Any]]

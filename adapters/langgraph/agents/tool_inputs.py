@@ -19,10 +19,10 @@ from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from pydantic import BaseModel
 
-from teola_plugin.adapters.early_work import expected_sizes, log_fallback
+from teola_plugin.adapters.planned_queries import expected_sizes, log_fallback
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_place
+from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_position
 from teola_plugin.shims.langchain_agents import call_arguments, retriever_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function
@@ -51,7 +51,7 @@ def function_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Arguments | N
     return call_arguments(tool, args) if is_plain(tool.args_schema) else None
 
 
-def needs_place(function: Callable[..., Any]) -> bool:
+def needs_runtime_context(function: Callable[..., Any]) -> bool:
     """Return True if a function takes what only its place gives: a config, a run manager, state, a store."""
     try:
         parameters = inspect.signature(function).parameters
@@ -144,7 +144,7 @@ class ToolWork:
         """Start the requests as a part of a live query. Raises what `to_input` raises."""
         value = self.to_input(args)
         graph = self.planner.plan(self.traced, value).graph
-        form = current_place.get().form  # that of the model's node: its tools get the same handlers
+        form = current_position.get().form  # that of the model's node: its tools get the same handlers
         return run.begin_subplan(graph, self.traced.calls, value, lookahead=True, form=form)  # later parts may adopt it
 
 

@@ -30,10 +30,10 @@ from teola_plugin.adapters.langchain.listening import current_agent
 from teola_plugin.adapters.langchain.prefetching import untraced
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.observe.steps import OpenStep
-from teola_plugin.runtime.call_limits import inside_early
+from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
-from teola_plugin.runtime.query_run import CallPlace, QueryRun, current_place, current_run, during
+from teola_plugin.runtime.query_run import CallPosition, QueryRun, current_position, current_run, during
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_agents import graph_keys
 from teola_plugin.shims.langchain_interceptors import ToolInvocation, ToolOutcome, tool_claim
@@ -42,7 +42,7 @@ _TASK_PREFIXES = ("langgraph_", "checkpoint_")
 """How keys of a config begin that say where in the graph a call is made, besides the keys that LangGraph hides."""
 
 
-class NeedsItsPlace(BaseException):
+class RequiresRuntimeContext(BaseException):
     """Stops a function that reaches for what its prefetch lacks. Not an `Exception`, so that nobody handles it."""
 
 
@@ -50,7 +50,7 @@ class NeedsItsPlace(BaseException):
 class ToolHistory:
     """The experience with earlier prefetches of a tool."""
 
-    needs_place: threading.Event = field(default_factory=threading.Event)
+    needs_runtime_context: threading.Event = field(default_factory=threading.Event)
     """Set once its function reached for what only its place can give, or changed its arguments."""
     is_heard: threading.Event = field(default_factory=threading.Event)
     """Set once its function called another object of the framework while somebody streamed."""
@@ -63,7 +63,7 @@ class ToolHistory:
         is_silent = shims.listeners_are_known() and not get_debug() and not shims.attached_by_environment()
         in_graph = config.get("max_concurrency") is None and bool(graph_keys(config.get("configurable") or {}))
         is_heard = self.is_heard.is_set() and is_streamed(config)
-        return is_silent and in_graph and not self.needs_place.is_set() and not is_heard
+        return is_silent and in_graph and not self.needs_runtime_context.is_set() and not is_heard
 
 
 def is_streamed(config: RunnableConfig) -> bool:
@@ -90,7 +90,7 @@ class ToolPrefetch:
         """Cancels the task that makes the call, if there is one. A thread cannot be cancelled."""
         self._invocation, self._history, self._table = invocation, history, table
         self._scope = CallScope(table, Caller.PLANNER, self._keep_nothing, is_user_code=True)
-        self._scope.on_change, self._scope.stop = history.needs_place.set, lambda: self.cancel()
+        self._scope.on_change, self._scope.stop = history.needs_runtime_context.set, lambda: self.cancel()
         self._is_stopped = False
         self._step: OpenStep | None = None
         self._ended_at: float | None = None
@@ -104,36 +104,36 @@ class ToolPrefetch:
         if is_streamed(config):
             self.events.stop = self._stopper(self._history.is_heard)
         context = base.copy()
-        context.run(self._silence, config, run, current_place.get(), on_loop=on_loop)
+        context.run(self._silence, config, run, current_position.get(), on_loop=on_loop)
         return context
 
-    def _silence(self, config: RunnableConfig, run: QueryRun, call_place: CallPlace, *, on_loop: bool) -> None:
-        absent = _Absent(self._stopper(self._history.needs_place))
+    def _silence(self, config: RunnableConfig, run: QueryRun, call_position: CallPosition, *, on_loop: bool) -> None:
+        absent = _Absent(self._stopper(self._history.needs_runtime_context))
         silent: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
-        silent["configurable"] = _without_place(config.get("configurable"), absent)
-        silent["metadata"] = _without_place(config.get("metadata"), absent)
+        silent["configurable"] = _without_runtime_context(config.get("configurable"), absent)
+        silent["metadata"] = _without_runtime_context(config.get("metadata"), absent)
         manager = AsyncCallbackManager if on_loop else CallbackManager
         silent["callbacks"] = manager([self.events], [self.events], parent_run_id=self.events.root)
         self._invocation.set_config(silent)
         var_child_runnable_config.set(silent)
         current_run.set(run)
-        current_place.set(call_place)
+        current_position.set(call_position)
         current_agent.set(None)
         tool_claim.set(None)
-        inside_early.set(True)
+        is_inside_prefetch.set(True)
         shims.silence()
 
     def _stopper(self, reason: threading.Event) -> Callable[[], NoReturn]:
         def stop() -> NoReturn:
             self._is_stopped = True
             reason.set()
-            raise NeedsItsPlace
+            raise RequiresRuntimeContext
 
         return stop
 
     def _keep_nothing(self, outcome: ToolOutcome) -> NoReturn:
         """Leave the outcome to the original, unless the function went on although it was stopped."""
-        raise NeedsItsPlace if self._is_stopped else TypeError
+        raise RequiresRuntimeContext if self._is_stopped else TypeError
 
     def run_on_thread(self, run: QueryRun) -> None:
         """Make the call, on a thread of its own."""
@@ -237,7 +237,7 @@ class _Absent:
     __eq__ = __hash__ = __str__ = __repr__ = __format__ = __call__  # type: ignore[assignment]
 
 
-def _without_place(part: Mapping[str, Any] | None, absent: _Absent) -> dict[str, Any]:
+def _without_runtime_context(part: Mapping[str, Any] | None, absent: _Absent) -> dict[str, Any]:
     """Return `configurable` or `metadata` of a config, without what is another at the tool's place."""
     values = dict(part or {})
     names = [*graph_keys(values), *(name for name in values if name.startswith(_TASK_PREFIXES))]

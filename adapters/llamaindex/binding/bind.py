@@ -16,7 +16,6 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_openai, check_engine
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.binding.huggingface import (
     embedding_copy,
     is_embedding,
@@ -31,6 +30,7 @@ from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, route_of
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError

@@ -24,7 +24,7 @@ from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_for_tools
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import QueryRun, current_place, during
+from teola_plugin.runtime.query_run import QueryRun, current_position, during
 from teola_plugin.shims.llamaindex.copies import sharing, with_attributes, with_steps_of
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.workflows import QueryEngineToolParts, RetrieverToolParts, runs_any_workflow
@@ -110,7 +110,7 @@ class AgentRun:
         """Trace the body as a step of the query: a `node` for a turn of an agent, a `tool` for a call of one."""
         step, outcome = self.run.step_began(kind, name), "failed"
         try:
-            with during(current_place, replace(current_place.get(), step=step)):
+            with during(current_position, replace(current_position.get(), step=step)):
                 yield
             outcome = "done"
         except Exception as error:

@@ -15,7 +15,6 @@ from llama_index.core.workflow.errors import WorkflowCancelledByUser  # type: ig
 from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
 
 from teola_plugin.adapters.calls import Deadline, interrupting, joined
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured, seconds_saved
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
@@ -28,6 +27,7 @@ from teola_plugin.adapters.llamaindex.workflows.agent_runs import (
     is_agent,
 )
 from teola_plugin.adapters.plan_report import CallRow, PlanReport
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.observe.spans import QueryTrace

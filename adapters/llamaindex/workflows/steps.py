@@ -19,7 +19,6 @@ from typing import Any
 
 from llama_index.core.workflow import StopEvent, Workflow
 
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.explain import created_models, left_rows
 from teola_plugin.adapters.llamaindex.prefetching import (
     AllowedModels,
@@ -32,6 +31,7 @@ from teola_plugin.adapters.llamaindex.prefetching import (
 from teola_plugin.adapters.llamaindex.session import Run
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import is_agent
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.runtime.query_run import during
 from teola_plugin.shims.llamaindex.workflows import (

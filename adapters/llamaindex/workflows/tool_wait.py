@@ -18,9 +18,9 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import ToolOutput
 from llama_index.core.workflow import Context
 
-from teola_plugin.adapters.early_work import log_fallback
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.next_prompt import KnownBeginning, prefills
+from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Prompt

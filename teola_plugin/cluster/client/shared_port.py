@@ -120,7 +120,7 @@ class SharedPort(ForwardingPort):
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener, self._withdraw, self._on_host_lost = listener, withdraw, on_host_lost
         self._unfinished = UnfinishedRequests()
-        self._early_events: dict[str, list[RequestEvent]] = {}
+        self._unclaimed_events: dict[str, list[RequestEvent]] = {}
         """Events of followers that the graph has not dispatched yet, by request."""
         self._expected: dict[str, Enqueue] = {}
         """Announced followers, by name, with the context that they were announced with."""
@@ -191,15 +191,15 @@ class SharedPort(ForwardingPort):
                 DepthChanged(event.at, event.query, {event.primitive: depth}, {event.primitive: (objective, gang)})
             )
         for entry in entries:
-            for news in self._early_events.pop(entry.request.id, ()):
+            for news in self._unclaimed_events.pop(entry.request.id, ()):
                 self._receive(news)
 
     def disown(self, name: str, count: int = 0) -> None:
         """Cancel a follower that is not needed, or whose requests are made otherwise."""
         self._expected.pop(name, None)
-        requests = [key for key in self._early_events if follower_of(key) == name]
+        requests = [key for key in self._unclaimed_events if follower_of(key) == name]
         for request in requests:
-            del self._early_events[request]
+            del self._unclaimed_events[request]
         self._link.send(Cancel((name, *(follower_request(name, n) for n in range(count)))))
 
     def holds(self, entry: EngineRequest) -> bool:
@@ -238,7 +238,7 @@ class SharedPort(ForwardingPort):
         pair = self._unfinished.get(news.request)
         if pair is None:
             if follower_of(news.request) in self._expected:
-                self._early_events.setdefault(news.request, []).append(news)
+                self._unclaimed_events.setdefault(news.request, []).append(news)
             return
         entry = pair[0]
         if isinstance(news, RequestStarted):

@@ -22,7 +22,7 @@ _SIZES = (32, 256, 1024, 4096)
 _OUTPUT = (1, 32)
 _CHUNK_SECONDS = 0.03
 """Time for which a chunk of a warm-up may hold up the other requests of the replica."""
-_BESIDE = 1024
+_CONCURRENT = 1024
 """Maximum prompt tokens that are prefilled during a decoding, to measure how much they slow each other."""
 _numbers = itertools.count(time.time_ns() // 1000)
 """Numbers at the beginning of each text, so that no text of an earlier process is sent: it may be cached."""
@@ -75,7 +75,9 @@ def _with_chunk(profile: EngineProfile) -> EngineProfile:
 async def interference(engine: Engine, profile: EngineProfile) -> float:
     """Return the share of its own time by which a prefilling lengthens a concurrent decoding, 0 to 1."""
     decoding = profile.seconds(PrimitiveKind.DECODING, _OUTPUT[1])
-    sizes = [n for n, seconds in profile.curves[PrimitiveKind.PREFILLING].points if n <= _BESIDE and seconds < decoding]
+    sizes = [
+        n for n, seconds in profile.curves[PrimitiveKind.PREFILLING].points if n <= _CONCURRENT and seconds < decoding
+    ]
     size, shares = max(sizes, default=64), list[float]()
     for _ in range(3):  # one, the other and both in turn: what else the machine does meanwhile slows all three
         (_, decoding_alone), (_, prefilling) = await _timed(engine, 32, _OUTPUT[1]), await _timed(engine, size, 1)

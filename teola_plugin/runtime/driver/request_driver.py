@@ -143,7 +143,7 @@ class PreScheduling:
 
 def _reads(reader: Primitive, p: Primitive) -> list[tuple[str, Ref]]:
     """Return the references of `reader` to the value of `p`, by input name; the name of an early one is empty."""
-    refs = [*reader.inputs, *(("", ref) for ref in reader.early_refs)]
+    refs = [*reader.inputs, *(("", ref) for ref in reader.speculative_refs)]
     return [(key, ref) for key, ref in refs if ref.producer == p.id]
 
 

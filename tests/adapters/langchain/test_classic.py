@@ -299,7 +299,7 @@ def test_the_same_with_and_without_speculation(kit: Kit, always_ahead: None, nam
 @pytest.fixture
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of these start nothing early by themselves: let the graph run nevertheless, as it does in larger chains."""
-    monkeypatch.setattr(runnable, "can_start_early", lambda source, graph: True)
+    monkeypatch.setattr(runnable, "graph_saves_time", lambda source, graph: True)
 
 
 @pytest.mark.parametrize("name", MAPPED)

@@ -213,7 +213,7 @@ def test_function_that_the_entry_point_does_not_run_makes_no_call(way: str) -> N
 
 def test_explain_names_the_loop_of_a_function() -> None:
     assert (
-        "each model call of take_notes.each beside those of the other items"
+        "each model call of take_notes.each together with those of the other items"
         in accelerate(loop(HostedModel())).explain()
     )
 

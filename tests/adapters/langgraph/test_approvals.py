@@ -278,7 +278,7 @@ UNFIT = [with_state, with_store, with_id, with_own, with_runtime, with_config, w
 def test_tools_that_need_their_place_are_not_eager(at: World) -> None:
     tools = [read_only(one) for one in (*UNFIT, harmless)]
     found = eager(at, agent(at.model, tools))
-    assert [name for name, one in found.tools.items() if one.is_callable_early] == ["harmless"]
+    assert [name for name, one in found.tools.items() if one.can_be_prefetched] == ["harmless"]
     assert not {one.name for one in UNFIT} - {"with_config"} & set(found.tools)
 
 
@@ -380,4 +380,4 @@ SERVICE, CHAIN = Service(), RunnableLambda(lambda x: x)
 )
 def test_code_is_known_by_what_it_may_come_to(function: Any, places: bool, tells: bool) -> None:
     found = reach(function)
-    assert (found.asks_human, found.needs_place, found.has_events) == (False, places, tells)
+    assert (found.asks_human, found.needs_runtime_context, found.has_events) == (False, places, tells)

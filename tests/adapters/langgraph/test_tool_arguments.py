@@ -15,7 +15,7 @@ from langchain_core.tools import StructuredTool, Tool, tool
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 from pydantic.v1 import BaseModel as OldModel
 
-from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments, is_plain, needs_place
+from teola_plugin.adapters.langgraph.agents.tool_inputs import function_arguments, is_plain, needs_runtime_context
 
 
 class Fields(BaseModel):
@@ -122,5 +122,5 @@ def with_optional(x: int, where: RunnableConfig | None = None) -> int:
 
 
 def test_functions_that_take_what_only_their_place_has() -> None:
-    assert all(map(needs_place, [with_callbacks, with_config, with_optional, 3]))
-    assert not any(map(needs_place, [one, functools.partial(one, 1), "text".join, lambda *a, **k: 1]))
+    assert all(map(needs_runtime_context, [with_callbacks, with_config, with_optional, 3]))
+    assert not any(map(needs_runtime_context, [one, functools.partial(one, 1), "text".join, lambda *a, **k: 1]))

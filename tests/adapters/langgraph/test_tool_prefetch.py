@@ -49,7 +49,7 @@ def look_of(at: World, *, on_loop: bool = False, error: Exception | None = None,
     return read_only(StructuredTool.from_function(look, coroutine, response_format="content_and_artifact", **options))
 
 
-def early_outcomes(graph: Any) -> list[str]:
+def speculative_outcomes(graph: Any) -> list[str]:
     return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.is_prefetched]
 
 
@@ -97,7 +97,7 @@ async def test_events_of_a_prefetched_call_are_those_of_the_plain_agent(
     fast = at.fast(plain)
     events = await events_of(fast)
     assert at.llm.came == [True]
-    assert early_outcomes(fast) == ["claimed"]
+    assert speculative_outcomes(fast) == ["claimed"]
     at.writes(call("look", city="Rome"))
     assert events == await events_of(plain)
     assert at.ran == ["Rome"] * 2
@@ -187,7 +187,7 @@ def test_a_tool_with_a_config_or_state_is_called_in_its_place(at: World, way: st
     messages = run(fast, way, config={"configurable": {"user": "ann"}})
     assert [message.content for message in messages[2:4]] == ["ann", "2"]
     assert sorted(at.ran) == ["Oslo", "Rome"]
-    assert early_outcomes(fast) == []
+    assert speculative_outcomes(fast) == []
 
 
 def test_a_function_that_goes_on_although_it_was_stopped_is_called_in_its_place(at: World) -> None:
@@ -210,7 +210,7 @@ def test_a_function_that_goes_on_although_it_was_stopped_is_called_in_its_place(
     at.writes(call("stubborn", city="Rome"), at.has_run())
     fast = at.fast(agent(at.model, [stubborn]))
     assert run(fast, "invoke")[2].content == "Rome True"
-    assert early_outcomes(fast) == ["wasted"]
+    assert speculative_outcomes(fast) == ["wasted"]
     assert at.ran == ["Rome"] * 2
 
 
@@ -220,7 +220,7 @@ def test_after_uninstall_tools_run_in_their_places(at: World, way: str) -> None:
     teola_plugin.uninstall()
     at.writes(call("look", city="Rome"))
     assert run(fast, way)[2].content == "sunny in Rome"
-    assert early_outcomes(fast) == []
+    assert speculative_outcomes(fast) == []
     assert at.ran == ["Rome"]
 
 
@@ -229,7 +229,7 @@ def test_a_method_that_somebody_has_replaced_is_called_in_its_place(at: World) -
     at.writes(call("look", city="Rome"))
     with mock.patch.object(StructuredTool, "_run", lambda self, **kwargs: ("replaced", None)):
         assert run(fast, "invoke")[2].content == "replaced"
-    assert early_outcomes(fast) == []
+    assert speculative_outcomes(fast) == []
     assert at.ran == []
 
 
@@ -289,7 +289,7 @@ async def test_a_cancelled_call_cancels_the_tool_and_tells_of_what_the_tool_call
     events = await heard(fast, at.has_run())
     assert at.llm.came == [True]
     assert events == await heard(plain) == [("start", "waiting"), ("error", "CancelledError")]
-    assert early_outcomes(fast) == ["wasted"]
+    assert speculative_outcomes(fast) == ["wasted"]
 
 
 def test_messages_are_those_of_the_plain_agent_where_arguments_are_dates(at: World) -> None:
@@ -304,7 +304,7 @@ def test_messages_are_those_of_the_plain_agent_where_arguments_are_dates(at: Wor
     at.writes(call("plan", day="2026-01-02"), at.has_run())
     fast = at.fast(plain)
     messages = said(run(fast, "invoke"))
-    assert early_outcomes(fast) == ["claimed"]
+    assert speculative_outcomes(fast) == ["claimed"]
     at.writes(call("plan", day="2026-01-02"))
     assert messages == said(run(plain, "invoke"))
     assert at.ran == [datetime.date(2026, 1, 2)] * 2

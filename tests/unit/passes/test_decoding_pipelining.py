@@ -56,7 +56,7 @@ def test_instances_of_a_map_start_item_by_item() -> None:
     assert after["d#1"].inputs == named(previous=Ref("d#0")) and after["d#1"].kind is K.PARTIAL_DECODING
     assert after["d"].inputs == named(previous=Ref("d#1")) and after["d"].kind is K.DECODING
     assert after["m[1]/hits.embedding"].inputs == named(texts=Ref("d#1")) and after["m[1]/hits.embedding"].speculative
-    assert after["m"].early_refs == (Ref("m[0]/hits.searching"), Ref("m[1]/hits.searching"))
+    assert after["m"].speculative_refs == (Ref("m[0]/hits.searching"), Ref("m[1]/hits.searching"))
     assert after["m"].inputs == named(items=Ref("m.verify"))
     assert after["m.verify"].inputs == named(actual=Ref("list"), predicted0=Ref("d#0"), predicted1=Ref("d#1"))
 
@@ -165,5 +165,5 @@ def test_what_became_of_the_items_is_no_list_of_them() -> None:
     union = Primitive("union", K.OPAQUE, inputs=named(queries=Ref("list"), hits=Ref("m")), effects=(UNKNOWN_EFFECT,))
     rerank = Primitive("rerank", K.RERANKING, "reranker", named(texts=Ref("union"), query=QUESTION), batchable=True)
     after = PIPELINE.run(graph_of(mapped(), union, rerank), CONTEXT)
-    assert after["m"].early_refs
+    assert after["m"].speculative_refs
     assert "rerank.verify" not in after and "rerank[0]" not in after

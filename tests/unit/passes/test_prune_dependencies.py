@@ -107,7 +107,7 @@ def test_early_values_imply_nothing() -> None:
     )["m"]
     write = call("write", effects=(WRITES,))
     made = [p.with_(id=f"m[0]/{p.id}", after=("write",), inputs=()) for p in body if p.effects]
-    m = holder.with_(after=("write",), early_refs=(Ref(made[0].id),))
+    m = holder.with_(after=("write",), speculative_refs=(Ref(made[0].id),))
     graph = Graph([write, *made, m], Ref("m"))
     assert PRUNE.run(graph, CONTEXT) is graph
 

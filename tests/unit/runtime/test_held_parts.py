@@ -20,7 +20,7 @@ from support.query_parts import (
 
 from teola_plugin.graph import Primitive, Ref, named
 from teola_plugin.requests.payloads import Generate, Prompt, Sampling
-from teola_plugin.runtime.query_run import CallPlace, current_place, during
+from teola_plugin.runtime.query_run import CallPosition, current_position, during
 
 # ---------------------------------------------------------------- held parts
 
@@ -28,7 +28,7 @@ from teola_plugin.runtime.query_run import CallPlace, current_place, during
 def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
     async def body(scene: Scene) -> None:
         part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
-        with during(current_place, CallPlace(deferred=part.deferred)):
+        with during(current_position, CallPosition(deferred=part.deferred)):
             await scene.plain()
         await asyncio.sleep(5)
         assert part.has_begun
@@ -56,7 +56,7 @@ def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() ->
         part = scene.ahead(TWO, is_deferred=True, is_covered=True)
         scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
-        with during(current_place, CallPlace(deferred=part.deferred)):
+        with during(current_position, CallPosition(deferred=part.deferred)):
             await scene.plain()
             await asyncio.sleep(0.01)
             assert not part.has_begun and scene.count() == 1, "the first part had asked for it"

@@ -62,11 +62,11 @@ class Followed:
     def query(self, items: int, tenant: str = "", *, right: bool = True, refused: frozenset[int] = frozenset()) -> int:
         """One query from end to end; how many prefixes it prefilled early. Of `refused` items nothing is kept."""
         run, before = Run(tenant), len(self.started)
-        self.holder.early_outputs = []
+        self.holder.speculative_outputs = []
         asked = cast(QueryRun, run)
         for i in range(items):
             name = f"m[{i}]/d"
-            self.holder.early_outputs.append(Ref(name))
+            self.holder.speculative_outputs.append(Ref(name))
             run.store.put(name, "" if i in refused else f"passage {i}, a few words long")
             self.prefixes.note_end(asked, name)
             if run.growing[0].warmup:

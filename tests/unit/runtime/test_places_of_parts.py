@@ -21,7 +21,7 @@ from support.query_parts import (
 
 from teola_plugin.graph import Fragment, Graph, Primitive, Query, Ref, named
 from teola_plugin.requests.payloads import Generate
-from teola_plugin.runtime.query_run import CallPlace, SubplanRun, current_place
+from teola_plugin.runtime.query_run import CallPosition, SubplanRun, current_position
 from teola_plugin.scheduling import EngineScheduler
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 from teola_plugin.scheduling.live_query import in_gang
@@ -51,9 +51,9 @@ def test_a_part_is_as_deep_as_it_stands_in_the_whole_query(monkeypatch: pytest.M
     async def body(scene: Scene) -> None:
         scene.ahead(depth=0, value="a")
         scene.ahead(depth=5, value="b")
-        token = current_place.set(CallPlace(depth=3))
+        token = current_position.set(CallPosition(depth=3))
         scene.ahead(value="c")
-        current_place.reset(token)
+        current_position.reset(token)
 
     in_scene(body)
     assert seen == {"part1/g.p": 1, "part2/g.p": 6, "part3/g.p": 4}
@@ -64,9 +64,9 @@ def test_a_call_of_the_plain_object_is_as_deep_as_its_place(monkeypatch: pytest.
 
     async def body(scene: Scene) -> None:
         for depth, text in ((2, "a"), (0, "b"), (7, "c")):
-            token = current_place.set(CallPlace(depth))
+            token = current_position.set(CallPosition(depth))
             await scene.plain(ask({"text": text}))
-            current_place.reset(token)
+            current_position.reset(token)
 
     in_scene(body)
     assert list(seen.values()) == [2, 0, 7]
@@ -77,9 +77,9 @@ def test_a_call_is_never_less_urgent_than_what_runs_ahead(monkeypatch: pytest.Mo
 
     async def body(scene: Scene) -> None:
         scene.ahead(depth=4)
-        token = current_place.set(CallPlace(2))
+        token = current_position.set(CallPosition(2))
         await scene.plain(ask({"text": "unplanned"}))
-        current_place.reset(token)
+        current_position.reset(token)
 
     in_scene(body)
     assert seen == {"part1/g.p": 5, "llm.call#1": 6}
@@ -108,10 +108,10 @@ def test_what_is_adopted_from_further_away_goes_by_the_greater_depth(who: str, m
         for text, depth in ((QUESTION, 1), ("first", 4), ("last", 0)):
             scene.ahead(value=text, depth=depth)
         await asyncio.sleep(0.001)
-        token = current_place.set(CallPlace(8))
+        token = current_position.set(CallPosition(8))
         answer = asyncio.ensure_future(scene.plain()) if who == "the plain object" else scene.ahead()
         await asyncio.sleep(0.001)
-        current_place.reset(token)
+        current_position.reset(token)
         assert seen["part3/g.p"] == (8 if who == "the plain object" else 9)
         await asyncio.sleep(10)
         assert isinstance(answer, SubplanRun) or await answer
@@ -185,11 +185,11 @@ def test_calls_of_branches_are_a_gang_with_what_is_planned_of_them(monkeypatch: 
     seen = standings(monkeypatch)
 
     async def branch(scene: Scene, text: str) -> None:
-        token = current_place.set(CallPlace(depth=2, gang="step1.rate"))
+        token = current_position.set(CallPosition(depth=2, gang="step1.rate"))
         if text == "planned":
             scene.ahead(value=text, lookahead=False)
         await scene.plain(ask({"text": text}), stream=text == "streamed")
-        current_place.reset(token)
+        current_position.reset(token)
 
     async def body(scene: Scene) -> None:
         await asyncio.gather(*(branch(scene, text) for text in ("planned", "one", "two", "streamed")))
@@ -229,10 +229,10 @@ def test_other_queries_are_not_held_up_by_branches() -> None:
 
     async def body(scene: Scene) -> tuple[float, float]:
         loop = asyncio.get_running_loop()
-        current_place.set(CallPlace(gang="step1.rate"))
+        current_position.set(CallPosition(gang="step1.rate"))
         rest = [asyncio.ensure_future(scene.plain(ask({"text": f"{n} " * 50}))) for n in range(24)]
         await asyncio.sleep(0.05)
-        current_place.set(CallPlace())
+        current_position.set(CallPosition())
         begun, other = loop.time(), scene.pool.runtime.watch(Query({"input": None}))
         await other.call(K.PREFILLING, "llm", [ASKED])
         alone = loop.time() - begun
@@ -255,10 +255,10 @@ def test_what_comes_behind_branches_is_adopted_and_their_own_calls_are_not(monke
             scene.ahead(nodes, calls, gang="step1.rate", members="rate")
         await asyncio.sleep(0.01)
         assert scene.count() == 4
-        token = current_place.set(CallPlace(gang="step1.rate"))
+        token = current_position.set(CallPosition(gang="step1.rate"))
         chains = [scene.ahead(lookahead=False) for _ in range(3)]
         await asyncio.gather(*(scene.plain() for _ in range(3)))
-        current_place.reset(token)
+        current_position.reset(token)
         await scene.plain(ask({"text": "unite"}))
         assert scene.count() == 4 and len(chains) == 3
 

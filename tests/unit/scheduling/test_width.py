@@ -65,7 +65,7 @@ def planned(width: int) -> Graph:
     for i, p in enumerate(partials):
         early += body().instantiate(f"m[{i}]", {"$item": Ref(p.id), "$pre": Ref("$input")}, speculative=True)[0]
     m = Primitive("m", K.MAP, inputs=named(items=Ref("verify"), pre=Ref("$input")), fragment=body(),
-                  early_refs=tuple(Ref(f"m[{i}]/d") for i in range(width)))  # fmt: skip
+                  speculative_refs=tuple(Ref(f"m[{i}]/d") for i in range(width)))  # fmt: skip
     return Graph(
         [Primitive("p", K.PREFILLING, "llm"), *partials, *early, m,
          Primitive("d", K.DECODING, "llm", named(previous=Ref(previous))),

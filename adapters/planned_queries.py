@@ -29,17 +29,17 @@ class Endable(Protocol):
     def cancel(self) -> None: ...
 
 
-def starts_early(optimised: Optimised) -> bool:
+def plan_saves_time(optimised: Optimised) -> bool:
     """Return True if anything can start before its place in sequential code, or is decoded in fewer steps.
 
     Otherwise the query is only traced.
     """
-    return optimised.source is None or can_start_early(optimised.source, optimised.graph)
+    return optimised.source is None or graph_saves_time(optimised.source, optimised.graph)
 
 
 @lru_cache(maxsize=256)
-def can_start_early(source: Graph, graph: Graph) -> bool:
-    """Return `starts_early` for a p-graph and its e-graph."""
+def graph_saves_time(source: Graph, graph: Graph) -> bool:
+    """Return `plan_saves_time` for a p-graph and its e-graph."""
     if any(
         p.id not in source or p.attributes.grow or (p.on_engine and p.attributes.lookahead is not None) for p in graph
     ):
@@ -57,9 +57,9 @@ def _holder_pays(before: Primitive, p: Primitive) -> bool:
     """Return True if items or arms run side by side, or something inside starts early."""
     arms = [(getattr(before, name), getattr(p, name)) for name in ("fragment", "otherwise")]
     graphs = [(a.graph, b.graph) for a, b in arms if a is not None and b is not None]
-    if p.attributes.beside and any(takes_time(q) for _, graph in graphs for q in graph):
+    if p.attributes.is_parallel and any(takes_time(q) for _, graph in graphs for q in graph):
         return True
-    return any(can_start_early(a, b) for a, b in graphs)
+    return any(graph_saves_time(a, b) for a, b in graphs)
 
 
 def dropped_waits(name: str, source: Graph, graph: Graph) -> frozenset[str]:
@@ -74,7 +74,7 @@ def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
             continue
         before = source[p.id]
         is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
-        if is_freed or (p.attributes.beside and p.holds_fragment):
+        if is_freed or (p.attributes.is_parallel and p.holds_fragment):
             yield from (one.attributes.wrapped for one in leaf_primitives(p) if one.attributes.wrapped)
         elif p.holds_fragment:
             for name in ("fragment", "otherwise"):

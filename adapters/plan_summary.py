@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teola_plugin.adapters.early_work import dropped_waits, forms_matter, has_untold_drafts
+from teola_plugin.adapters.planned_queries import dropped_waits, forms_matter, has_untold_drafts
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
@@ -81,7 +81,9 @@ class AnswerForms:
 NO_FORMS = AnswerForms()
 
 
-def begins_early(plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> tuple[str, ...]:
+def describe_gains(
+    plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS
+) -> tuple[str, ...]:
     """Return a phrase for each gain of a plan, most important first. `own_calls`: calls of the user's own objects."""
     source, graph = plan.source, plan.graph
     if source is None:
@@ -106,8 +108,8 @@ def _drafted(graph: Graph) -> Iterator[str]:
 def _arms(graph: Graph) -> Iterator[str]:
     for p in graph:
         arms = {"then": p.fragment, "else": p.otherwise}
-        early_arms = [arm for which in p.attributes.early_arms if (arm := arms[which]) is not None]
-        names = dict.fromkeys(component_of(q.id) for arm in early_arms for q in arm.graph if q.on_engine)
+        speculative_arms = [arm for which in p.attributes.speculative_arms if (arm := arms[which]) is not None]
+        names = dict.fromkeys(component_of(q.id) for arm in speculative_arms for q in arm.graph if q.on_engine)
         if names:
             yield f"{listed(list(names))} before it is known which way {component_of(p.id)} takes"
 
@@ -124,9 +126,9 @@ def lookahead_starts(graph: Graph, forms: AnswerForms = NO_FORMS) -> dict[str, s
     starts: dict[str, str] = {}
     for p in graph:
         certain = p.attributes.lookahead
-        is_early = p.on_engine and certain is not None and p.kind is not _K.PARTIAL_PREFILLING
+        starts_sooner = p.on_engine and certain is not None and p.kind is not _K.PARTIAL_PREFILLING
         waits_for_code = any(is_impure(graph[name]) for name in graph.ancestors[p.id])
-        if is_early and not waits_for_code and component_of(p.id) not in forms.unknown:
+        if starts_sooner and not waits_for_code and component_of(p.id) not in forms.unknown:
             starts.setdefault(component_of(p.id), "before the original comes there" if certain else ON_A_GUESS)
     return starts
 
@@ -249,8 +251,8 @@ def _item_starts(graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -
             starts.setdefault(holder, "as soon as its item is written")
         elif p.attributes.grow:
             starts.setdefault(p.id, "as soon as its item is written")
-        elif p.holds_fragment and p.attributes.beside and asks(p) and waits != {True}:
-            starts.setdefault(p.id, "beside those of the other items")
+        elif p.holds_fragment and p.attributes.is_parallel and asks(p) and waits != {True}:
+            starts.setdefault(p.id, "together with those of the other items")
         elif own_calls is not None and p.kind is _K.MAP and (later := _later_calls(p, own_calls.prefetchable)):
             starts.setdefault(p.id, "once the step in front of it has ended for its item")
             inside[holder] = later
@@ -267,7 +269,9 @@ def _later_calls(p: Primitive, sites: Container[str]) -> set[str]:
     }
 
 
-def early_starts(plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS) -> dict[str, str]:
+def prefetch_starts(
+    plan: Optimised, own_calls: OwnCalls | None = None, forms: AnswerForms = NO_FORMS
+) -> dict[str, str]:
     """Return when the calls of a plan start that do not wait for their place, by the names of their components."""
     source, graph = plan.source, plan.graph
     if source is None:
@@ -311,18 +315,18 @@ def _limited(p: Primitive, one_by_one: Container[str]) -> Iterator[str]:
 def speculative_names(graph: Graph) -> frozenset[str]:
     """Return the components that may start before it is known whether the original comes to them."""
     arms = ((p, which, arm) for p in graph for which, arm in (("then", p.fragment), ("else", p.otherwise)))
-    early_primitives = [
-        q for p, which, arm in arms if arm is not None and which in p.attributes.early_arms for q in arm.graph
+    speculative_primitives = [
+        q for p, which, arm in arms if arm is not None and which in p.attributes.speculative_arms for q in arm.graph
     ]
     unsure = (one for p in graph for one in leaf_primitives(p) if one.speculative or one.attributes.lookahead is False)
-    return frozenset(component_of(p.id) for p in (*early_primitives, *unsure))
+    return frozenset(component_of(p.id) for p in (*speculative_primitives, *unsure))
 
 
 def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
     cut = [p.id.partition("#")[0] for p in graph if p.on_engine and p.kind not in LLM_KINDS and "#" in p.id]
     names = list(dict.fromkeys(component_of(name) for name in cut if name in source))
     if names:
-        yield f"{listed(names)} in stages, each beside the one before"
+        yield f"{listed(names)} in stages, each while the one before it runs"
 
 
 def _beginnings(graph: Graph) -> Iterator[str]:
