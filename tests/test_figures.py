@@ -24,12 +24,6 @@ def hundredfold(found: Any) -> Any:
 
 
 SENTENCES = {
-    "README.md": [
-        "a primitive of a chain costs {ray_overhead[per_primitive_ms][chain][median]:.1f} ms there "
-        "({ray_overhead[ratio]:.1f} times a bare call of a Ray actor; "
-        "{overhead[per_primitive_ms][chain][median]:.1f} ms in one process), "
-        "with 16 chains at once {ray_overhead[per_primitive_ms][queries][median]:.1f} ms",
-    ],
     "docs/benchmarks.md": [
         "at load {single_query[environment][load_1m]:.1f}; the chain with nothing to gain was "
         "{single_query[nothing_to_gain][behind_ms][median]:.1f} ms behind (single runs "

@@ -73,9 +73,8 @@ def real_engines() -> str:
     one = json.loads((ROOT / "benchmarks" / "results" / "real_engines.json").read_text())["cases"]["one_line"]
     seconds = f"{one['plain_s']:.2f} s plain, {one['accelerated_s']:.2f} s accelerated"
     return (
-        f"{public_apps()} A model behind an API takes as long for three answers as for one. "
-        "A small one on a real vLLM server with one CPU core does not: "
-        f"{seconds}, **{one['speedup']:.2f} times faster**, with that one line."
+        f"{public_apps()} On a small model of a real vLLM server with one CPU core, where three answers at once take "
+        f"longer than one: {seconds}, **{one['speedup']:.2f} times faster**."
     )
 
 
