@@ -49,6 +49,11 @@ def carries_openai(engine: Any) -> bool:
     return bool(getattr(engine, "carries_openai", False))
 
 
+def carries_embeddings(engine: Any) -> bool:
+    """Return True for an engine that carries OpenAI clients' requests for embeddings: an `EmbeddingServer`."""
+    return bool(getattr(engine, "carries_embeddings", False))
+
+
 def joined(run: Any, request_context: RequestContext | None = None) -> AbstractContextManager[None]:
     """Return a context whose calls belong to `run`, or to no query and have `request_context`; None changes nothing."""
     if request_context is not None:

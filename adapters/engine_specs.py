@@ -50,15 +50,28 @@ def differs(obj: Any, reason: str, hint: str) -> RegistrationError:
     return RegistrationError(f"{type(obj).__name__} cannot be served by the engine: {reason}.", hint=hint)
 
 
-def check_server(obj: Any, url: Any, model: str, engine: Any) -> None:
-    """Raise `RegistrationError` unless an object asks the server and the model that the engine asks."""
+def check_server(obj: Any, url: Any, model: str | None, engine: Any, kind: str = "OpenAIServer") -> None:
+    """Raise `RegistrationError` unless an object asks the server and the model that the engine asks.
+
+    `kind`: the engine's class. `model`: None for an object that names none.
+    """
     base_url = without_credentials(str(url)).rstrip("/")
     if base_url != engine.base_url:
         reason = f"it talks to {base_url}, the engine {engine.name!r} to {engine.base_url}"
-        raise differs(obj, reason, f"OpenAIServer(base_url={base_url!r}, ...)")
-    if engine.model is not None and model != engine.model:
+        raise differs(obj, reason, f"{kind}(base_url={base_url!r}, ...)")
+    if None not in (engine.model, model) and model != engine.model:
         reason = f"it asks for {model!r}, the engine {engine.name!r} for {engine.model!r}"
-        raise differs(obj, reason, f"OpenAIServer(model={model!r}, ...)")
+        raise differs(obj, reason, f"{kind}(model={model!r}, ...)")
+
+
+def check_computes_here(obj: Any, engine: Any, kind: str) -> None:
+    """Raise `RegistrationError` for an engine on a server: an object that has loaded its model computes by itself.
+
+    `kind`: the class of the engines that can stand for it.
+    """
+    if hasattr(engine, "base_url"):
+        reason = f"it computes in this process, the engine {engine.name!r} on {engine.base_url}"
+        raise differs(obj, reason, f"{kind}(...), or leave it unbound")
 
 
 def check_model_name(obj: Any, name: str, engine: Any, kind: str) -> None:
@@ -146,6 +159,55 @@ class ServerSpec(EngineSpec):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingServerSpec(ServerSpec):
+    """The specification of an `EmbeddingServer`."""
+
+    NAME = "embedder"
+
+    def create(self, name: str) -> Engine:
+        from teola_plugin.engines.openai import EmbeddingServer
+
+        # Requests are carried with their object's own key. Nothing is asked of the server before the first of them.
+        return EmbeddingServer(
+            name, base_url=self.base_url, model=self.model, api_key=None, dedicated=self.dedicated, check=False
+        )
+
+    def is_kind_of(self, engine: Any) -> bool:
+        return bool(getattr(engine, "carries_embeddings", False)) and engine.base_url == self.base_url
+
+    def source_line(self) -> str:
+        option = ", dedicated=True" if self.dedicated else ""
+        return f"EmbeddingServer(base_url={self.base_url!r}, model={self.model!r}{option})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RerankingServerSpec(ServerSpec):
+    """The specification of a `RerankingServer`, in Cohere's form."""
+
+    NAME = "reranker"
+
+    def create(self, name: str) -> Engine:
+        from teola_plugin.engines.openai import RerankingServer
+
+        return RerankingServer(
+            name,
+            base_url=self.base_url,
+            model=self.model,
+            api_key=self.api_key,
+            form="cohere",
+            dedicated=self.dedicated,
+            check=False,
+        )
+
+    def is_kind_of(self, engine: Any) -> bool:
+        return getattr(engine, "form", None) == "cohere" and engine.base_url == self.base_url
+
+    def source_line(self) -> str:
+        option = ", dedicated=True" if self.dedicated else ""
+        return f"RerankingServer(base_url={self.base_url!r}, model={self.model!r}, form='cohere'{option})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _LoadedSpec(EngineSpec):
     """An engine that computes with a model that the user's object has loaded."""
 
@@ -217,12 +279,14 @@ SpecOrReason = EngineSpec | str
 """The specification of an engine, or the reason why a model gets none by itself."""
 
 
-def server_spec(url: str, model: str, api_key: str | None, *, dedicated: bool) -> SpecOrReason:
+def server_spec(
+    url: str, model: str, api_key: str | None, *, dedicated: bool, kind: type[ServerSpec] = ServerSpec
+) -> SpecOrReason:
     """Specify the engine for a model that talks to an OpenAI-compatible server."""
     address = without_credentials(url).rstrip("/")
     if not is_private(address):
         return f"{address} is not known to be of this machine or a private network"
-    return ServerSpec(model, dedicated, address, api_key)
+    return kind(model, dedicated, address, api_key)
 
 
 _NOT_THERE = "its model is not loaded yet, or the installed version keeps it elsewhere: use it once before accelerate()"

@@ -1,4 +1,4 @@
-"""The transport of a client of the `openai` package: chat completions are carried by an engine of the pool.
+"""The transport of a client of the `openai` package: an engine of the pool carries chat completions, or embeddings.
 
 A request goes past the engine, by the client that the object came with, only where the engine never took it: requests
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
@@ -23,8 +23,9 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-from teola_plugin.adapters.calls import aitems_inside, items_inside
+from teola_plugin.adapters.calls import aitems_inside, carries_embeddings, items_inside
 from teola_plugin.engines.openai import wire
+from teola_plugin.engines.openai.embedding_server import WireEmbedding
 from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
 from teola_plugin.errors import (
@@ -149,12 +150,17 @@ class _CarriedRequest(NamedTuple):
     """A request that the engine carries."""
 
     handle: CallHandle
-    generation: Generate
+    payload: Generate | WireEmbedding
     body: dict[str, Any]
 
     @property
     def streamed(self) -> bool:
-        return bool(self.body.get("stream"))
+        return isinstance(self.payload, Generate) and bool(self.body.get("stream"))
+
+    def encoder(self) -> EventEncoder:
+        """Return the encoder of the chunks of a streamed answer."""
+        assert isinstance(self.payload, Generate)
+        return EventEncoder(self.payload, self.body)
 
 
 class _Transport:
@@ -166,22 +172,25 @@ class _Transport:
     def _carry(self, request: Any) -> _CarriedRequest | None:
         """Hand a request to the engine; return None if it goes past the engine. If this fails, nothing was sent."""
         try:
-            generation_and_body = self._generation_in(request)
-            if generation_and_body is None:
+            payload_and_body = self._payload_in(request)
+            if payload_and_body is None:
                 return None
-            generation, body = generation_and_body
-            raise_captured(generation)
-            run = current_run.get()  # the adapters set it, or the request context
+            payload, body = payload_and_body
+            run = current_run.get()  # the adapters see to it that it is set, or the request context
+            if isinstance(payload, WireEmbedding):
+                handle = self._pool.call(PrimitiveKind.EMBEDDING, self._engine, [payload], run=run)
+                return _CarriedRequest(handle, payload, body)
+            raise_captured(payload)
             stream = bool(body.get("stream"))
-            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [generation], stream=stream, run=run)
+            handle = self._pool.call(PrimitiveKind.PREFILLING, self._engine, [payload], stream=stream, run=run)
         except Exception as error:
             bug = None if isinstance(error, TeolaError) else error
             log.warning("a request goes past engine %s: %s", self._engine, type(error).__name__, exc_info=bug)
             return None
-        return _CarriedRequest(handle, generation, body)
+        return _CarriedRequest(handle, payload, body)
 
-    def _generation_in(self, request: Any) -> tuple[Generate, dict[str, Any]] | None:
-        """Return the generation that a request asks for, and its body; None for any other request."""
+    def _payload_in(self, request: Any) -> tuple[Generate | WireEmbedding, dict[str, Any]] | None:
+        """Return what a request asks of the engine, and its body; None for any other request."""
         server: Any = self._pool.engine(self._engine)
         if request.method != "POST" or not self._reaches(request.url, server):
             return None
@@ -189,14 +198,17 @@ class _Transport:
             return None
         body = json.loads(request.content)
         envelope = Envelope.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        if carries_embeddings(server):
+            return WireEmbedding.of(body, envelope), body
         exact = not (server.joins and wire.joinable(body))
         prompt = wire.WirePrompt.of(body, exact=exact, envelope=envelope)
         form = AnswerForm.STREAMED if body.get("stream") else AnswerForm.WHOLE
         return Generate(prompt, prompt.sampling, form if exact else None), body
 
     def _reaches(self, url: Any, server: Any) -> bool:
-        """Return True if a request for this address asks the engine's server for a chat completion."""
-        server_address = str(self._http.URL(f"{server.base_url}/chat/completions"))
+        """Return True if a request for this address asks the engine's server for what the engine does."""
+        path = "embeddings" if carries_embeddings(server) else "chat/completions"
+        server_address = str(self._http.URL(f"{server.base_url}/{path}"))
         return without_credentials(str(url)) == without_credentials(server_address)
 
     def _whole_response(self, value: Any) -> Any:
@@ -289,7 +301,7 @@ def _settings_of(inner: Any) -> dict[str, Any]:
 class EngineTransport(_Transport):
     @classmethod
     def client(cls, inner: Any, pool: EnginePool, engine: str) -> Any:
-        """Create a client with the settings of `inner`, whose chat completions the engine carries."""
+        """Create a client with the settings of `inner`, whose requests the engine carries."""
         http = _http_of(inner, "Client")
         return http.Client(transport=cls(inner, pool, engine, http), **_settings_of(inner))
 
@@ -311,7 +323,7 @@ class EngineTransport(_Transport):
 
     def _stream(self, carried: _CarriedRequest, request: Any) -> Any:
         """Wait for the first chunk, so that a refusal becomes a response, and return the stream."""
-        handle, encoder = carried.handle, EventEncoder(carried.generation, carried.body)
+        handle, encoder = carried.handle, carried.encoder()
         pieces = handle.pieces.within(_seconds(request))
         with self._in_time(handle, request):
             first: Any = next(pieces, None)
@@ -362,7 +374,7 @@ class AsyncEngineTransport(_Transport):
         return self._whole_response(value)
 
     async def _stream(self, carried: _CarriedRequest, request: Any) -> Any:
-        handle, encoder = carried.handle, EventEncoder(carried.generation, carried.body)
+        handle, encoder = carried.handle, carried.encoder()
         pieces = _within(handle.pieces, _seconds(request))
         with self._in_time(handle, request):
             first: Any = await anext(pieces, None)

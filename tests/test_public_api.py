@@ -51,8 +51,16 @@ PUBLIC = {
     "teola_plugin.engines.base": ["Done", "Engine", "EngineLoad", "Failed", "Piece", "Request", "Result"],
     "teola_plugin.engines.conformance": ["EngineConformance"],
     "teola_plugin.engines": [
-        *("EmbeddingEngine", "Engine", "FullTextSearch", "OpenAIServer", "PgVectorEngine", "RerankingEngine"),
-        *("ToolEngine", "ToolFunction", "VllmEngine", "WebSearchEngine", "fake_engines"),
+        *("EmbeddingEngine", "EmbeddingServer", "Engine", "FullTextSearch", "OpenAIServer", "PgVectorEngine"),
+        *(
+            "RerankingEngine",
+            "RerankingServer",
+            "ToolEngine",
+            "ToolFunction",
+            "VllmEngine",
+            "WebSearchEngine",
+            "fake_engines",
+        ),
     ],
     "teola_plugin.engines.fake": [
         *("FakeEmbedder", "FakeLLM", "FakeReranker", "FakeStore", "Faults", "fake_engines", "own_score"),

@@ -27,7 +27,19 @@ from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.errors import ConfigError, TeolaError
 from teola_plugin.scheduling import POLICIES
 
-Kind = Literal["vllm", "embedding", "reranking", "pgvector", "openai", "websearch", "fulltext", "tools", "fake"]
+Kind = Literal[
+    "vllm",
+    "embedding",
+    "reranking",
+    "pgvector",
+    "openai",
+    "embedding_server",
+    "reranking_server",
+    "websearch",
+    "fulltext",
+    "tools",
+    "fake",
+]
 
 
 class Autoscale(BaseModel):
@@ -59,12 +71,14 @@ class EngineConfig(BaseModel):
     factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
-    """A folder or hub name (vllm, openai; embedding and reranking, which have small defaults); `bundled` for the small
-    model that comes with the package (vllm, reranking)."""
+    """A folder or hub name (vllm; embedding and reranking, which have small defaults); `bundled` for the small model
+    that comes with the package (vllm, reranking); a name that the server knows (openai, embedding_server,
+    reranking_server)."""
     dsn: str = Field("", repr=False)  # it may hold a password
     """PostgreSQL connection (pgvector, fulltext), or `embedded` for a server beside the replica."""
     base_url: str = Field("", repr=False)
-    """An OpenAI-compatible server (openai), a SearXNG (websearch)."""
+    """An OpenAI-compatible server (openai, embedding_server), the address in front of `/rerank` (reranking_server), a
+    SearXNG (websearch)."""
     replicas: int = Field(1, ge=1, le=1024)
     cpus: float = Field(0.0, ge=0)
     """Logical Ray CPUs that each replica reserves."""
@@ -118,7 +132,8 @@ class EngineConfig(BaseModel):
     def _check_engine(self) -> EngineConfig:
         if (self.kind is None) == (not self.factory):
             raise ValueError("give either kind or factory")
-        required_settings = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", "openai": "base_url"}
+        servers = dict.fromkeys(("openai", "embedding_server", "reranking_server"), "base_url")
+        required_settings = {"vllm": "model", "pgvector": "dsn", "fulltext": "dsn", **servers}
         required = required_settings.get(self.kind or "", "")
         if required and not getattr(self, required):
             raise ValueError(f"an engine of kind {self.kind} needs {required}")

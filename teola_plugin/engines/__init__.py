@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from teola_plugin.engines.base import Engine
     from teola_plugin.engines.fake import fake_engines
     from teola_plugin.engines.fulltext import FullTextSearch
-    from teola_plugin.engines.openai import OpenAIServer
+    from teola_plugin.engines.openai import EmbeddingServer, OpenAIServer, RerankingServer
     from teola_plugin.engines.pgvector import PgVectorEngine
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
     from teola_plugin.engines.tools import ToolEngine, ToolFunction
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "EmbeddingEngine": "teola_plugin.engines.sentence_transformers",
+    "EmbeddingServer": "teola_plugin.engines.openai",
     "Engine": "teola_plugin.engines.base",
     "FullTextSearch": "teola_plugin.engines.fulltext",
     "OpenAIServer": "teola_plugin.engines.openai",
     "PgVectorEngine": "teola_plugin.engines.pgvector",
     "RerankingEngine": "teola_plugin.engines.sentence_transformers",
+    "RerankingServer": "teola_plugin.engines.openai",
     "ToolEngine": "teola_plugin.engines.tools",
     "ToolFunction": "teola_plugin.engines.tools",
     "VllmEngine": "teola_plugin.engines.vllm",
@@ -34,11 +36,13 @@ _HOMES = {
 
 __all__ = [
     "EmbeddingEngine",
+    "EmbeddingServer",
     "Engine",
     "FullTextSearch",
     "OpenAIServer",
     "PgVectorEngine",
     "RerankingEngine",
+    "RerankingServer",
     "ToolEngine",
     "ToolFunction",
     "VllmEngine",

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, PerObject, is_inside_prefetch
+from teola_plugin.shims.httpx import retry_after_s
 
 log = logging.getLogger("teola_plugin.limits")
 
@@ -153,21 +153,6 @@ class ProviderLimit(ConcurrencyLimit):
                 self.limit,
                 until - now,
             )
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return after how many seconds a refused call may be made again; None if the headers do not say."""
-    try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        value = headers.get("retry-after") or headers.get("Retry-After")
-        if value is None:
-            return None
-        if re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
-            return float(value)
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):
-        return None
 
 
 def _remaining_in(headers: Mapping[str, str]) -> dict[str, tuple[int, float]]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 from teola_plugin.shims.interception import MethodInterceptors
@@ -94,3 +97,18 @@ def _can_repeat(request: Any) -> bool:
 def _characters(request: Any) -> int:
     length = request.headers.get("content-length", "")
     return int(length) if length.isdecimal() else 0
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return after how many seconds a refused call may be made again; None if the headers do not say."""
+    try:
+        if (milliseconds := headers.get("retry-after-ms")) is not None:
+            return max(0.0, float(milliseconds) / 1000)
+        value = headers.get("retry-after") or headers.get("Retry-After")
+        if value is None:
+            return None
+        if re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
+            return float(value)
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None

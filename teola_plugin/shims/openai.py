@@ -25,6 +25,21 @@ def http_client(client: Any) -> Any:
     return http
 
 
+def client_of_resource(resource: Any) -> Any:
+    """Return the `OpenAI` or `AsyncOpenAI` that a resource of it (`client.embeddings`) sends requests with.
+
+    Private: `_client` of `openai._resource.SyncAPIResource`. Without it: raises `RegistrationError`; the object stays
+    unbound then.
+    """
+    client = getattr(resource, "_client", None)
+    if client is None or not hasattr(client, "with_options"):
+        raise RegistrationError(
+            f"the client of {type(resource).__name__} cannot be found: it is none of the package openai.",
+            hint="leave the object unbound, or install openai 2",
+        )
+    return client
+
+
 def key_is_asked_for(client: Any) -> bool:
     """Return True if a function of the user's gives the key of each request.
 

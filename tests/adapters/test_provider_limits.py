@@ -22,8 +22,9 @@ from pydantic import SecretStr
 from benchmarks.public_apps.server import FakeServer, fake_server
 from teola_plugin import accelerate, uninstall
 from teola_plugin.runtime import provider_limits
-from teola_plugin.runtime.provider_limits import MOST_PREFETCHED, ProviderLimit, provider_limit, retry_after_s
+from teola_plugin.runtime.provider_limits import MOST_PREFETCHED, ProviderLimit, provider_limit
 from teola_plugin.shims import httpx as httpx_shim
+from teola_plugin.shims.httpx import retry_after_s
 
 DOCUMENTS = [f"document number {number}" for number in range(12)]
 

@@ -67,6 +67,8 @@ def test_a_whole_file() -> None:
         ("engines:\n  a: {kind: fulltext, dsn: embedded}\n", 2, "needs options: {documents: ...}"),
         ("engines:\n  a: {kind: fulltext, options: {documents: x}}\n", 2, "needs dsn"),
         ("engines:\n  a: {kind: tools}\n", 2, "needs options: {tools: ...}"),
+        ("engines:\n  a: {kind: embedding_server, model: m}\n", 2, "needs base_url"),
+        ("engines:\n  a: {kind: reranking_server, model: m}\n", 2, "needs base_url"),
         ("engines: {}\n", 1, "engines: it is empty"),
         ("engines:\n  a: [1, 2\n", 3, "expected"),
         ("just text", 1, "no settings"),

@@ -6,7 +6,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from teola_plugin.adapters.engine_specs import check_model_name, check_prompt, computes_with, differs
+from teola_plugin.adapters.engine_specs import (
+    check_computes_here,
+    check_model_name,
+    check_prompt,
+    computes_with,
+    differs,
+)
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.rerank import TeolaCrossEncoder
 from teola_plugin.pool import EnginePool
@@ -82,6 +88,7 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
     if other := find_override(obj, cls):
         raise differs(obj, f"{other} overrides how it embeds", "leave it unbound")
     server = pool.engine(engine)
+    check_computes_here(obj, server, "EmbeddingEngine")
     if hasattr(server, "model_name"):
         _check_embedder(obj, server)
     return _OneLineEmbeddings(pool=pool, engine=engine)
@@ -141,6 +148,7 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
     if other := find_override(obj, cls):
         raise differs(obj, f"{other} overrides how it scores", "leave it unbound")
     server: Any = pool.engine(engine)
+    check_computes_here(obj, server, "RerankingEngine")
     if hasattr(server, "model_name"):
         _check_model(obj, obj.client, server, "RerankingEngine")
         max_length = obj.model_kwargs.get("max_length")

@@ -1,13 +1,14 @@
-"""`ChatOpenAI` on an engine: the object's own code writes the request and reads the answer, the engine carries both.
+"""`ChatOpenAI` and `OpenAIEmbeddings` on an engine: their own code writes requests and reads answers, which it carries.
 
 The provider method of the object's own class runs on a private copy of the object, with HTTP clients whose transport
-hands chat completions to the engine. So prompts, parameters, messages, errors and retries are the object's. What the
-engine cannot do goes the object's way.
+hands chat completions, or requests for embeddings, to the engine. So prompts, parameters, token lists, messages, errors
+and retries are the object's. What the engine cannot do goes the object's way.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -39,7 +40,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import always_streams, chat_completion_params, chat_result, prompt_value
 from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
-from teola_plugin.shims.openai import http_client, key_is_asked_for
+from teola_plugin.shims.openai import client_of_resource, http_client, key_is_asked_for
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -51,8 +52,6 @@ _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 
 def is_openai_chat(obj: Any) -> bool:
     """Return True for a chat model that talks to its server through the `openai` package, as `ChatOpenAI` does."""
-    import sys
-
     base = getattr(sys.modules.get("langchain_openai.chat_models.base"), "BaseChatOpenAI", None)
     return base is not None and isinstance(obj, base)
 
@@ -64,6 +63,17 @@ def server_model_of(obj: Any) -> ServerModel | None:
     return ServerModel(without_credentials(str(obj.root_async_client.base_url)).rstrip("/"), obj.model_name)
 
 
+def is_openai_embeddings(obj: Any) -> bool:
+    """Return True for embeddings that talk to their server through the `openai` package, as `OpenAIEmbeddings` do."""
+    cls = getattr(sys.modules.get("langchain_openai.embeddings.base"), "OpenAIEmbeddings", None)
+    return cls is not None and isinstance(obj, cls)
+
+
+def address_of_embeddings(obj: Any) -> str:
+    """Return the address of the server of `OpenAIEmbeddings`. Raise `RegistrationError` if it cannot be found."""
+    return str(client_of_resource(obj.async_client).base_url)
+
+
 class CarriedModel:
     """The worker of a model whose requests an engine carries: a private copy, on which the original's methods run."""
 
@@ -72,9 +82,9 @@ class CarriedModel:
 
     @property
     def planned(self) -> PlannedRequests | None:
-        """The requests of the model as tracers see them; None if its server is not declared to cache prefixes."""
+        """The requests of a chat model as tracers see them; None if its server is not declared to cache prefixes."""
         server: Any = self._route.pool.engine(self._route.engine)
-        return PlannedRequests(self._copy, self._route) if server.prefix_caching else None
+        return PlannedRequests(self._copy, self._route) if getattr(server, "prefix_caching", False) else None
 
     def call(self, method: str, original: Any) -> Callable[..., Any]:
         """Return a provider method that is called as the function of the original's class is."""
@@ -90,6 +100,25 @@ def carried_model(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[
     clients = [client for client in (obj.root_client, obj.root_async_client) if client is not None]
     snapshot = FieldSnapshot([obj, *clients])
     copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, _carried(obj, route), {})
+    return CarriedModel(copy, route), lambda _: snapshot.holds()
+
+
+def carried_embeddings(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[[Any], bool]]:
+    """Return the worker of `OpenAIEmbeddings`, and a function that tells if it still stands for them.
+
+    Raises `RegistrationError` where the object and the engine talk to different places.
+    """
+    server = route.pool.engine(route.engine)
+    check_server(obj, address_of_embeddings(obj), obj.model, server, "EmbeddingServer")
+    on_loop = client_of_resource(obj.async_client)
+    sync = None if obj.client is None else client_of_resource(obj.client)  # None: only a coroutine gives its key
+    snapshot = FieldSnapshot([one for one in (obj, sync, on_loop) if one is not None])
+    clients: dict[str, Any] = {}
+    if sync is not None:
+        clients["client"] = sync.copy(http_client=EngineTransport.client(http_client(sync), *route)).embeddings
+    carrying = AsyncEngineTransport.client(http_client(on_loop), *route)
+    clients["async_client"] = on_loop.copy(http_client=carrying).embeddings
+    copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, clients, {})
     return CarriedModel(copy, route), lambda _: snapshot.holds()
 
 
@@ -141,8 +170,8 @@ async def _astream(
 
 
 _CALLS: Mapping[str, Callable[..., Any]] = {
-    "_generate": _generate,
-    "_agenerate": _agenerate,
+    **dict.fromkeys(("_generate", "embed_documents", "embed_query"), _generate),
+    **dict.fromkeys(("_agenerate", "aembed_documents", "aembed_query"), _agenerate),
     "_stream": _stream,
     "_astream": _astream,
 }

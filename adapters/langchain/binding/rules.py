@@ -16,6 +16,7 @@ from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.adapters.automatic_engines import PROCESS, Serving, serve
 from teola_plugin.adapters.engine_specs import (
+    EmbeddingServerSpec,
     EngineSpec,
     SpecOrReason,
     embedder_spec,
@@ -24,7 +25,12 @@ from teola_plugin.adapters.engine_specs import (
     server_spec,
 )
 from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder, is_embeddings, prompts_of
-from teola_plugin.adapters.langchain.binding.openai import is_openai_chat, server_model_of
+from teola_plugin.adapters.langchain.binding.openai import (
+    address_of_embeddings,
+    is_openai_chat,
+    is_openai_embeddings,
+    server_model_of,
+)
 from teola_plugin.adapters.langchain.binding.workers import check_arguments, check_bindings, intercept_routed_class
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.reachable import MAX_OBJECTS, reachable, referents
@@ -150,6 +156,9 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     if is_openai_chat(obj):
         key = getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
         return server_spec(str(obj.root_async_client.base_url), obj.model_name, key, dedicated=starts_engines)
+    if is_openai_embeddings(obj):
+        url, key = address_of_embeddings(obj), getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
+        return server_spec(url, obj.model, key, dedicated=starts_engines, kind=EmbeddingServerSpec)
     if is_embeddings(obj):
         loaded = sentence_transformer(obj)
         prompts = {} if loaded is None else prompts_of(obj, loaded)

@@ -19,14 +19,20 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
 from pydantic import BaseModel
 
-from teola_plugin.adapters.calls import carries_openai, check_engine, joined, to_list
+from teola_plugin.adapters.calls import carries_embeddings, carries_openai, check_engine, joined, to_list
 from teola_plugin.adapters.langchain.binding.huggingface import (
     cross_encoder_on,
     embeddings_on,
     is_cross_encoder,
     is_own_decoder,
 )
-from teola_plugin.adapters.langchain.binding.openai import CarriedModel, carried_model, is_openai_chat
+from teola_plugin.adapters.langchain.binding.openai import (
+    CarriedModel,
+    carried_embeddings,
+    carried_model,
+    is_openai_chat,
+    is_openai_embeddings,
+)
 from teola_plugin.adapters.langchain.chat import ChatTeola, json_schema_of
 from teola_plugin.adapters.langchain.listening import ConfigScopedModel, call_context
 from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch_by_query
@@ -72,6 +78,8 @@ def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], boo
     check_engine(pool, engine)
     if is_cross_encoder(obj):
         return cross_encoder_on(obj, engine, pool), _fields_are_kept(obj)
+    if is_openai_embeddings(obj) and carries_embeddings(pool.engine(engine)):
+        return carried_embeddings(obj, route)
     if isinstance(obj, Embeddings):
         return embeddings_on(obj, engine, pool), _fields_are_kept(obj)
     if is_own_decoder(obj):
@@ -430,7 +438,7 @@ def _mixin(obj: Any, worker: Any) -> type:
     `CarriedModel` is None: its server is not declared to cache prefixes), the mixin has no leaf.
     """
     if not isinstance(obj, BaseLanguageModel):
-        return _PlannedObject
+        return _BoundObject if isinstance(worker, CarriedModel) else _PlannedObject
     return _BoundModel if isinstance(worker, CarriedModel) and worker.planned is None else _PlannedModel
 
 

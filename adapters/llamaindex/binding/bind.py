@@ -15,7 +15,7 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from pydantic import BaseModel
 
-from teola_plugin.adapters.calls import carries_openai, check_engine
+from teola_plugin.adapters.calls import carries_embeddings, carries_openai, check_engine
 from teola_plugin.adapters.llamaindex.binding.huggingface import (
     embedding_copy,
     is_embedding,
@@ -23,7 +23,14 @@ from teola_plugin.adapters.llamaindex.binding.huggingface import (
     reranker_copy,
 )
 from teola_plugin.adapters.llamaindex.binding.model_copies import OWN_CLASS, Body, instance_of, own_class, read
-from teola_plugin.adapters.llamaindex.binding.openai import carried_copy, decisive_values, is_openai
+from teola_plugin.adapters.llamaindex.binding.openai import (
+    carried_copy,
+    carried_embedding,
+    decisive_embedding_values,
+    decisive_values,
+    is_openai,
+    is_openai_embedding,
+)
 from teola_plugin.adapters.llamaindex.composite_calls import intercept_batches
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
@@ -105,10 +112,12 @@ def _call_as(worker: Any, body: Body, _: Any, *args: Any, **kwargs: Any) -> Any:
 def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool]]:
     """Return who does the work of `obj` on the engine, and a function that tells if that is still so.
 
-    `HuggingFaceEmbedding`, `SentenceTransformerRerank`, and `OpenAI` or `OpenAILike` on an `OpenAIServer` engine keep
-    their own code: results and settings are theirs. The worker of another LLM is a `TeolaLLM` with its prompts and
-    sampling parameters (those that it leaves to its provider are the engine's defaults: greedy, 256 tokens), of another
-    embedding model a `TeolaEmbedding`. Raises `RegistrationError` for an object that cannot be served so.
+    `HuggingFaceEmbedding`, `SentenceTransformerRerank`, `OpenAI` or `OpenAILike` on an `OpenAIServer` engine, and
+    `OpenAIEmbedding` on an `EmbeddingServer` keep their own code: results and settings are theirs. The worker of
+    another LLM is a `TeolaLLM` with its prompts and sampling parameters (those that it leaves to its provider are the
+    engine's defaults: greedy, 256 tokens), of another embedding model a `TeolaEmbedding`.
+
+    Raises `RegistrationError` for an object that cannot be served so.
     """
     check_engine(*route)
     if is_embedding(obj):
@@ -117,6 +126,8 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
         return reranker_copy(obj, route), _while_same(obj, _values_of_reranker)
     if is_openai(obj) and carries_openai(route.pool.engine(route.engine)):
         return carried_copy(obj, route), _while_same(obj, decisive_values)
+    if is_openai_embedding(obj) and carries_embeddings(route.pool.engine(route.engine)):
+        return carried_embedding(obj, route), _while_same(obj, decisive_embedding_values)
     if isinstance(obj, LLM):
         snapshot = FieldSnapshot([obj])
         return _llm_worker(obj, route), lambda _: snapshot.holds()

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.adapters.engine_specs import check_model_name, check_prompt, computes_with, differs
+from teola_plugin.adapters.engine_specs import (
+    check_computes_here,
+    check_model_name,
+    check_prompt,
+    computes_with,
+    differs,
+)
 from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, Role
 from teola_plugin.adapters.llamaindex.binding.model_copies import (
     Body,
@@ -68,6 +74,7 @@ def embedding_copy(obj: Any, route: EngineRoute) -> Any:
         raise differs(obj, f"{other} changes how it embeds", "leave it unbound")
     parts = read(HuggingFaceEmbeddingParts, obj)
     server: Any = route.pool.engine(route.engine)
+    check_computes_here(obj, server, "EmbeddingEngine")
     if hasattr(server, "model_name"):
         _check_embedder(obj, parts, server)
     return copy_of(obj, EmbeddingCopy, route)
@@ -145,6 +152,7 @@ def reranker_copy(obj: Any, route: EngineRoute) -> Any:
         raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
     parts = read(SentenceTransformerRerankParts, obj)
     server: Any = route.pool.engine(route.engine)
+    check_computes_here(obj, server, "RerankingEngine")
     if hasattr(server, "model_name") and not computes_with(server, parts.model):
         check_model_name(obj, obj.model, server, "RerankingEngine")
         if server.model is not None:

@@ -1,7 +1,8 @@
-"""`OpenAI` and `OpenAILike` on an engine: the object's own code writes the request and reads the answer.
+"""`OpenAI`, `OpenAILike` and `OpenAIEmbedding` on an engine: their own code writes requests and reads answers.
 
-It runs on a copy that has clients of its own, whose transport hands chat completions to the engine. So prompts,
-parameters, responses, errors and retries are the object's. Plain completions go the object's own way.
+It runs on a copy that has clients of its own, whose transport hands requests for chat completions, or for embeddings,
+to the engine. So prompts, parameters, responses, errors and retries are the object's. Plain completions go the object's
+own way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
@@ -36,7 +38,9 @@ from teola_plugin.engines.openai.wire import WireGeneration
 from teola_plugin.errors import RegistrationError
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.runtime.query_run import current_request_context, current_run
+from teola_plugin.shims.llamaindex.interceptors import EMBEDDING_METHODS
 from teola_plugin.shims.llamaindex.models import (
+    OpenAIEmbeddingParts,
     OpenAIParts,
     chat_silently,
     credentials,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from llama_index.core.prompts import BasePromptTemplate
 
 _MODULE = "llama_index.llms.openai.base"
+_EMBEDDING = ("llama_index.embeddings.openai.base", "OpenAIEmbedding")
 _OPENAI_LIKE = ("llama_index.llms.openai_like.base", "OpenAILike")
 
 
@@ -154,6 +159,57 @@ class PlannedModel(CarriedModel):
         return parse_output(llm, self.chat_of(generation).message.content or "")
 
 
+class CarriedEmbedding(ModelCopy):
+    """A copy of an `OpenAIEmbedding` whose requests an engine carries."""
+
+    def __teola_body__(self, method: str, original: Body) -> Body | None:
+        """Return the function that sends the requests of a provider method."""
+        if method not in EMBEDDING_METHODS:
+            return None
+        return (_achat if iscoroutinefunction(original) else _chat)(self, original)
+
+
+def is_openai_embedding(obj: Any) -> bool:
+    """Return True if the object is an `OpenAIEmbedding`, which uses the `openai` package."""
+    return instance_of(*_EMBEDDING, obj) is not None
+
+
+def embedding_engines(obj: Any) -> tuple[str, str]:
+    """Return the names of the models that an `OpenAIEmbedding` asks for queries and for texts."""
+    parts = read(OpenAIEmbeddingParts, obj)
+    return parts.query_engine, parts.text_engine
+
+
+def carried_embedding(obj: Any, route: EngineRoute) -> Any:
+    """Return a copy of an `OpenAIEmbedding` whose requests the engine sends.
+
+    Raise `RegistrationError` if the two have different servers or models.
+    """
+    cls = instance_of(*_EMBEDDING, obj)
+    assert cls is not None
+    if other := overridden(obj, cls):
+        raise differs(obj, f"{other} changes how it asks", "leave it unbound")
+    for model in embedding_engines(obj):
+        check_server(obj, obj.api_base, model, route.pool.engine(route.engine), "EmbeddingServer")
+    client, aclient = _clients(obj, sys.modules[_EMBEDDING[0]], OpenAIEmbeddingParts)
+    engine_client = EngineTransport.client(http_client(client), *route)
+    async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
+    private = OpenAIEmbeddingParts.as_attributes(
+        client=client.copy(http_client=engine_client),
+        aclient=aclient.copy(http_client=async_engine_client),
+        http_client=engine_client,
+        async_http_client=async_engine_client,
+    )
+    return copy_of(obj, CarriedEmbedding, route, private)
+
+
+def decisive_embedding_values(obj: Any) -> tuple[Any, ...]:
+    """Return the values of an `OpenAIEmbedding` that its copy was made of; others are read when they are used."""
+    parts = read(OpenAIEmbeddingParts, obj)
+    means = tuple(credentials(obj).values()) if parts.client is None else ()
+    return (*means, parts.client, parts.aclient, obj.api_base, *embedding_engines(obj), obj.reuse_client)
+
+
 def is_openai(obj: Any) -> bool:
     """Return True if the object is an `OpenAI` or `OpenAILike`, which use the `openai` package."""
     return instance_of(_MODULE, "OpenAI", obj) is not None
@@ -171,7 +227,7 @@ def carried_copy(obj: Any, route: EngineRoute) -> Any:
     server: Any = route.pool.engine(route.engine)
     _check_server(obj, server)
     is_planned = server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client
-    client, aclient = _clients(obj)
+    client, aclient = _clients(obj, sys.modules[_MODULE], OpenAIParts)
     engine_client = EngineTransport.client(http_client(client), *route)
     async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
     private = OpenAIParts.as_attributes(
@@ -191,10 +247,14 @@ def decisive_values(obj: Any) -> tuple[Any, ...]:
     return (*means, parts.client, parts.aclient, obj.api_base, obj.model, is_chat_model, obj.reuse_client)
 
 
-def _clients(obj: Any) -> tuple[Any, Any]:
-    """Return the object's clients, or new ones as it would make them: it makes them when it is first used."""
-    base, parts = sys.modules[_MODULE], read(OpenAIParts, obj)
-    client = parts.client or base.SyncOpenAI(**credentials(obj))
+def _clients(obj: Any, module: Any, kind: type[OpenAIParts] | type[OpenAIEmbeddingParts]) -> tuple[Any, Any]:
+    """Return the object's clients, or new ones as it would make them: it makes them when it is first used.
+
+    `module`: that of its class. `kind`: the class of its parts.
+    """
+    base, parts = module, read(kind, obj)
+    sync = getattr(base, "SyncOpenAI", None) or base.OpenAI
+    client = parts.client or sync(**credentials(obj))
     aclient = parts.aclient or base.AsyncOpenAI(**credentials(obj, is_async=True))
     return client, aclient
 

@@ -17,11 +17,23 @@ from llama_index.core.workflow import Workflow
 
 from teola_plugin.adapters.automatic_engines import Serving, serve
 from teola_plugin.adapters.calls import check_engine
-from teola_plugin.adapters.engine_specs import SpecOrReason, embedder_spec, reason_for_none, reranker_spec, server_spec
+from teola_plugin.adapters.engine_specs import (
+    EmbeddingServerSpec,
+    SpecOrReason,
+    embedder_spec,
+    reason_for_none,
+    reranker_spec,
+    server_spec,
+)
 from teola_plugin.adapters.llamaindex.binding.bind import ROUTER, route_models
 from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, is_reranker
 from teola_plugin.adapters.llamaindex.binding.model_copies import own_class, read
-from teola_plugin.adapters.llamaindex.binding.openai import is_openai, server_model_of
+from teola_plugin.adapters.llamaindex.binding.openai import (
+    embedding_engines,
+    is_openai,
+    is_openai_embedding,
+    server_model_of,
+)
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import EngineRoute, RoutingRules, ServerModel
 from teola_plugin.errors import RegistrationError
@@ -98,6 +110,10 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     if is_openai(obj):
         return server_spec(str(obj.api_base), obj.model, obj.api_key, dedicated=starts_engines)
     try:
+        if is_openai_embedding(obj):
+            text_engine = embedding_engines(obj)[1]
+            options: Any = {"dedicated": starts_engines, "kind": EmbeddingServerSpec}
+            return server_spec(str(obj.api_base), text_engine, obj.api_key, **options)
         if is_embedding(obj):
             model = read(HuggingFaceEmbeddingParts, obj).model
             prompts = {"query": model.prompts.get("query") or "", "document": model.prompts.get("text") or ""}

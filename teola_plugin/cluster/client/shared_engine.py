@@ -24,6 +24,8 @@ _ATTRIBUTES = (
     "prefix_caching",
     "joins",
     "carries_openai",
+    "carries_embeddings",
+    "form",
     "listens",
 )
 """Attributes of engines that objects of frameworks read, above all those in `bind=`, which compare themselves."""

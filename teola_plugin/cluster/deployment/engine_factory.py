@@ -98,6 +98,20 @@ def _openai(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     return OpenAIServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
 
 
+def _embedding_server(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """Build the engine of a server that embeds. `options`: those of `EmbeddingServer`."""
+    from teola_plugin.engines.openai import EmbeddingServer
+
+    return EmbeddingServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
+
+
+def _reranking_server(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """Build the engine of a server that reranks. `options`: those of `RerankingServer`."""
+    from teola_plugin.engines.openai import RerankingServer
+
+    return RerankingServer(name, base_url=spec["base_url"], model=spec["model"] or None, **spec["options"])
+
+
 def _websearch(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     """Build a web search. `options`: `service` (searxng, brave or tavily) and those of `WebSearchEngine`; the key is
     in the environment."""
@@ -171,6 +185,8 @@ _MAKERS: dict[str, Callable[[str, Mapping[str, Any], str], Engine]] = {
     "reranking": _reranking,
     "pgvector": _pgvector,
     "openai": _openai,
+    "embedding_server": _embedding_server,
+    "reranking_server": _reranking_server,
     "websearch": _websearch,
     "fulltext": _fulltext,
     "tools": _tools,

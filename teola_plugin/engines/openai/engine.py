@@ -11,8 +11,8 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.engines.openai import wire
@@ -20,6 +20,7 @@ from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.http import (
     failed_by_network,
     json_of,
+    new_client,
     not_started,
     root_of,
     text_of,
@@ -29,7 +30,7 @@ from teola_plugin.engines.openai.server_requests import DRAFT_TOKENS, Endpoint, 
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import measure as llm_measure
-from teola_plugin.errors import EngineError, EngineUnavailable, extra
+from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.event_streams import DONE, read_events
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
 from teola_plugin.requests.payloads import Generate, Generation, Request, Result, Warmed, Warmup
@@ -75,14 +76,14 @@ async def discover(
         raise unreachable(engine, base_url, error) from error
     if answer.status_code != 200:
         raise unusable_server(engine, f"{base_url}/models answered {answer.status_code}: {answer.text[:200]}")
-    facts = _select_model(engine, base_url, model, _served_models(engine, base_url, text_of(answer)))
+    facts = select_model(engine, base_url, model, served_models(engine, base_url, text_of(answer)))
     try:
         return await _try_out(client, engine, base_url, facts) if tries else facts
     except httpx.HTTPError as error:
         raise unreachable(engine, base_url, error) from error
 
 
-def _served_models(engine: str, base_url: str, content: str) -> list[Mapping[str, Any]]:
+def served_models(engine: str, base_url: str, content: str) -> list[Mapping[str, Any]]:
     """Return the models of a reply of `/models`. Raise EngineUnavailable for a reply that is no list of them."""
     try:
         data = wire.parse_object(content).get("data") or []
@@ -94,7 +95,8 @@ def _served_models(engine: str, base_url: str, content: str) -> list[Mapping[str
     raise unusable_server(engine, f"the reply of {base_url}/models is no list of models: {fault}: {content[:200]!r}")
 
 
-def _select_model(engine: str, base_url: str, model: str | None, models: Sequence[Mapping[str, Any]]) -> ServerFacts:
+def select_model(engine: str, base_url: str, model: str | None, models: Sequence[Mapping[str, Any]]) -> ServerFacts:
+    """Return the facts about `model`, or about the only one if None. Raise EngineUnavailable if there is none such."""
     names = [str(entry.get("id")) for entry in models]
     name = names[0] if model is None and len(names) == 1 else model
     if name is None or name not in names:
@@ -210,10 +212,8 @@ class OpenAIServer:
         self.dedicated = dedicated or bool(prefix_caching)
         self.prefix_caching = self.dedicated if prefix_caching is None else prefix_caching
         self._priorities, self._calibrate = priorities, calibrate
-        self._timeout, self._check = timeout, check
-        self._headers = {**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})}
-        parts = urlsplit(base_url)
-        self._login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
+        self._check = check
+        self._new_client = partial(new_client, base_url, api_key, headers, timeout, max_requests + 8)
         self._profile = EngineProfile(
             batching=Batching.CONTINUOUS,
             max_batch=1 << 20,  # the server forms its own batches
@@ -241,13 +241,7 @@ class OpenAIServer:
         """Idempotent. Raises `EngineUnavailable` for a server that is not there or does not serve the model."""
         if self._client is not None:
             return
-        try:
-            import httpx
-        except ImportError as error:
-            raise unusable_server(self.name, "httpx is not installed.", extra("openai")) from error
-        limits = httpx.Limits(max_connections=self._profile.max_requests + 8)
-        timeout = httpx.Timeout(self._timeout, connect=min(10.0, self._timeout))
-        client = httpx.AsyncClient(headers=self._headers, auth=self._login, timeout=timeout, limits=limits)
+        client = self._new_client(self.name)
         if self._check or self.model is None or self.prefix_caching:
             try:
                 facts = await discover(client, self.name, self.base_url, self.model, tries=self.prefix_caching)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from teola_plugin.engines.openai.wire import MalformedReply, error_message, parse_object
-from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge
-from teola_plugin.requests.payloads import Prompt
+from teola_plugin.errors import EngineError, EngineUnavailable, RequestTooLarge, extra
 
 if TYPE_CHECKING:
     import httpx
@@ -81,12 +81,19 @@ def unreachable(name: str, url: str, error: BaseException) -> EngineUnavailable:
     )
 
 
-def malformed(name: str, url: str, fault: ValueError, content: str, headers: Iterable[tuple[str, str]]) -> EngineError:
-    """Return the error for a reply with status 200 that is no completion. It carries the reply, for clients that read
-    replies themselves."""
+def malformed(
+    name: str,
+    url: str,
+    fault: ValueError,
+    content: str,
+    headers: Iterable[tuple[str, str]],
+    expected: str = "completion",
+) -> EngineError:
+    """Return the error for a reply with status 200 that is not what was expected. It carries the reply, for clients
+    that read replies themselves."""
     excerpt = f" It begins with {content[:200]!r}." if content else ""
     error = EngineError(
-        f"{name}: the reply of {url} is no completion: {fault}.{excerpt}",
+        f"{name}: the reply of {url} is no {expected}: {fault}.{excerpt}",
         engine=name,
         hint="see the server's log, and check that base_url is that of an OpenAI-compatible server",
     )
@@ -94,11 +101,40 @@ def malformed(name: str, url: str, fault: ValueError, content: str, headers: Ite
     return error
 
 
+def new_client(
+    base_url: str,
+    api_key: str | None,
+    headers: Mapping[str, str] | None,
+    timeout_s: float,
+    max_connections: int,
+    name: str,
+) -> httpx.AsyncClient:
+    """Return a client for the server at `base_url`, which may name a user and a password.
+
+    `name`: the engine's, for the error. Raise EngineUnavailable if httpx is not installed.
+    """
+    try:
+        import httpx
+    except ImportError as error:
+        raise EngineUnavailable(f"{name}: httpx is not installed.", engine=name, hint=extra("openai")) from error
+    parts = urlsplit(base_url)
+    login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
+    return httpx.AsyncClient(
+        headers={**({"Authorization": f"Bearer {api_key}"} if api_key else {}), **(headers or {})},
+        auth=login,
+        timeout=httpx.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+        limits=httpx.Limits(max_connections=max_connections),
+    )
+
+
 async def send_body(
-    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], prompt: Prompt, *, stream: bool = False
+    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], payload: Any, *, stream: bool = False
 ) -> httpx.Response:
-    """Send a request as its own client addresses the server, or in the engine's way if it has no client."""
-    envelope = getattr(prompt, "envelope", None)
+    """Send a request as its own client addresses the server, or in the engine's way if it has no client.
+
+    `payload`: has the client's address and headers in `envelope`, if a client wrote the request.
+    """
+    envelope = getattr(payload, "envelope", None)
     if envelope is None:
         return await client.send(client.build_request("POST", url, json=body), stream=stream)
     request = client.build_request("POST", url, json=body, params=list(envelope.params) or None)
@@ -136,7 +172,7 @@ def _describe_error(error: BaseException) -> str:
 
 def root_of(base_url: str) -> str:
     """Return the base address of endpoints that are not part of OpenAI's protocol."""
-    return base_url.removesuffix("/v1")
+    return base_url.removesuffix("/v1").removesuffix("/v2")
 
 
 def json_of(text: str) -> dict[str, Any]:

@@ -69,6 +69,20 @@ class OpenAIParts(Parts):
     async_http_client: Any = attribute("_async_http_client")
 
 
+@dataclass(frozen=True, slots=True)
+class OpenAIEmbeddingParts(Parts):
+    """The clients of an `OpenAIEmbedding`, and the models that it asks for queries and texts."""
+
+    METHODS: ClassVar = ("_get_client", "_get_aclient", "_get_credential_kwargs")
+
+    client: Any = attribute("_client")
+    aclient: Any = attribute("_aclient")
+    http_client: Any = attribute("_http_client")
+    async_http_client: Any = attribute("_async_http_client")
+    query_engine: str = attribute("_query_engine", str)
+    text_engine: str = attribute("_text_engine", str)
+
+
 def credentials(llm: Any, *, is_async: bool = False) -> dict[str, Any]:
     """Return the arguments from which an LLM creates its client when it is first used."""
     arguments: dict[str, Any] = llm._get_credential_kwargs(is_async=is_async)

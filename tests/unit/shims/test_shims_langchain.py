@@ -414,6 +414,15 @@ def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.hint
 
 
+def test_client_of_resource() -> None:
+    import openai
+
+    client = openai.OpenAI(api_key="k", base_url="http://localhost:1/v1")
+    assert openai_shims.client_of_resource(client.embeddings) is client
+    with pytest.raises(RegistrationError, match="none of the package openai"):
+        openai_shims.client_of_resource(object())
+
+
 def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import openai
 

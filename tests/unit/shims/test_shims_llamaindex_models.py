@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor import SentenceTransformerRerank
+from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, Stub, openai_stub
 
@@ -64,6 +65,14 @@ def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
     assert models.credentials(llm)["api_key"] == models.credentials(llm, is_async=True)["api_key"] == "mine"
     assert models.chat_silently(llm, QUESTION, {}).message == plain.message
     assert models.token_counts(llm, plain.raw) == plain.additional_kwargs
+
+
+def test_parts_of_an_openai_embedding() -> None:
+    own = OpenAIEmbedding(model_name="m", api_key="mine", api_base="http://localhost:1/v1")
+    parts = models.OpenAIEmbeddingParts.of(own)
+    assert (parts.client, parts.aclient, parts.http_client, parts.async_http_client) == (None, None, None, None)
+    assert (parts.query_engine, parts.text_engine) == ("m", "m")
+    assert models.credentials(own)["api_key"] == "mine"
 
 
 @pytest.mark.models
