@@ -62,6 +62,7 @@ def accelerate(
     concurrent: Iterable[Any] | None = None,
     strict: bool = True,
     engines: str | None = None,
+    read_only: Iterable[Any] | None = None,
 ) -> Any:
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
@@ -90,17 +91,21 @@ def accelerate(
             started for the whole process. Servers get no request that the original would not send; `dedicated`
             declares that they are there for your apps, and may be sent prompts ahead of time.
             `fast.explain()` says what was bound, what was not and why, and how to write it by hand.
+        read_only: tools of a graph or agent that change nothing, so that a call may run as soon as the model has
+            written it: tools, names of tools, functions that take a tool and return a bool, and MCP servers. A server
+            is its name (`"mcp:weather"`), a `MultiServerMCPClient` or a `ClientSession`; only those of its tools count
+            that it declares `readOnlyHint`. docs/graphs.md says more.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
-    not understood at all; `RegistrationError` for unknown engines or passes, for `concurrent` that is no list, and for
-    `shadow` on an object that is known to write.
+    not understood at all; `RegistrationError` for unknown engines, passes or tools, for `concurrent` or `read_only`
+    that is no list, and for `shadow` on an object that is known to write.
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
     from teola_plugin.adapters.contract import adapter_of
     from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
 
-    options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, engines)
+    options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, engines, read_only)
     return adapter_of(obj).accelerate(obj, options)
 
 

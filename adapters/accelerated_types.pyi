@@ -42,6 +42,7 @@ class Keywords(TypedDict, total=False):
     concurrent: Iterable[Any] | None
     strict: bool
     engines: str | None
+    read_only: Iterable[Any] | None
 
 class Accelerated:
     @property

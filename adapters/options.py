@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.thread_safety import ThreadSafety, concurrent_objects
-from teola_plugin.errors import unknown_name
+from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool, need_pool
@@ -33,6 +33,8 @@ class Options:
     """True if it is an error that something in `bind` does not occur in the object."""
     engines: str | None = None
     """Which of the user's own models get engines by themselves: see `adapters.automatic_engines`."""
+    read_only: tuple[Any, ...] = ()
+    """Tools, names of tools, predicates and MCP servers: see `adapters.langchain.tools.ReadOnlyTools`."""
 
     @classmethod
     def of(
@@ -46,8 +48,13 @@ class Options:
         concurrent: Iterable[Any] | None = None,
         strict: bool = True,
         engines: str | None = None,
+        read_only: Iterable[Any] | None = None,
     ) -> Options:
         """Check the arguments. Raise `RegistrationError` for unknown passes and values, and for a pool that is none."""
+        if isinstance(read_only, str) or not isinstance(read_only or (), Iterable):
+            raise RegistrationError(
+                f"read_only is {read_only!r}, which is no list.", hint='write read_only=["search"] for one tool, too'
+            )
         if speculate not in SPECULATE:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
         if engines not in (None, *ENGINES):
@@ -55,9 +62,9 @@ class Options:
         if pool is not None:
             need_pool(pool)
         resolved_passes = None if passes is None else resolve_passes(passes)
-        return cls(
-            pool, pairs(bind), resolved_passes, speculate, app, shadow, concurrent_objects(concurrent), strict, engines
-        )
+        threads = concurrent_objects(concurrent)
+        tools = tuple(read_only or ())
+        return cls(pool, pairs(bind), resolved_passes, speculate, app, shadow, threads, strict, engines, tools)
 
     @property
     def threads(self) -> ThreadSafety:
@@ -66,7 +73,7 @@ class Options:
 
     def inside(self) -> Options:
         """Return the options for a part of the object: bindings are done by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0, engines=None)
+        return replace(self, bind=(), shadow=0.0, engines=None, strict=False)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

@@ -59,7 +59,15 @@ class Reason(Enum):
     WRAPPED_TOOL = "its calls are handed to middleware, which may hold them back"
     TOOL_WITH_STATE = "it takes what only its place can give it: state, a store, the id of its call"
     TOOL_BEHIND_PERSON = "somebody may decide before it, or nothing runs ahead"
-    NOT_READ_ONLY = "it is not declared read-only, and is no retriever of the pool's alone", "read_only({names})"
+    NOT_READ_ONLY = (
+        "it is not declared read-only, and is no retriever of the pool's alone",
+        'accelerate(..., read_only=["{names}"])',
+    )
+    HINTED_READ_ONLY = (
+        "its MCP server {names} says that it only reads (readOnlyHint), which counts once you allow that server",
+        'accelerate(..., read_only=["mcp:{names}"])',
+    )
+    MCP_CALLBACKS = "interceptors or callbacks of its MCP client, or of its session, hear of its calls"
     STREAMED = (
         "it starts in its place where answers are streamed (stream, astream, events, a handler that streams), as no "
         "request is sent in both forms"

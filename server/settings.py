@@ -149,6 +149,8 @@ class AppSettings(BaseModel):
     """The node of a graph whose tokens are the answer. Empty: the answer comes when the graph has ended."""
     bind: dict[str, str] = Field(default_factory=dict)
     """`package.module:object` of models of its own, and the engine that serves each."""
+    read_only: list[str] = Field(default_factory=list)
+    """Names of an agent's tools that change nothing, or `mcp:SERVER`: see `accelerate(..., read_only=[...])`."""
     repeatable: bool = False
     """True if a query that a crash has interrupted may be run again: only if the app writes nothing anywhere."""
     checkpoints: bool = False

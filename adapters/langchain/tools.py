@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage
@@ -32,6 +33,7 @@ from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import CallTool
 from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.shims.mcp import belongs_to_server, is_mcp_server, mcp_tool
 
 ToolDefinition = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
@@ -107,6 +109,90 @@ def is_read_only(tool: Any) -> bool:
     """Return True if the author of a tool has declared it read-only."""
     metadata = getattr(tool, "metadata", None)
     return isinstance(metadata, dict) and metadata.get(_MARK) is True
+
+
+_MCP = "mcp:"
+"""Before the name of an MCP server. No name of a tool that a model may call has a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyTools:
+    """The tools that the user declares read-only: by `@read_only`, or in `accelerate(..., read_only=[...])`.
+
+    An entry of that list is a tool, or the function that a tool was made of; a tool's name; a predicate, which takes a
+    tool and returns a bool; or an MCP server: `"mcp:NAME"`, a `MultiServerMCPClient` or a `ClientSession`. Of a server
+    those tools count whose `readOnlyHint` is true.
+    """
+
+    entries: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[Any], tools: Collection[BaseTool], *, strict: bool) -> ReadOnlyTools:
+        """Check the list, and replace functions that tools were made of by those tools.
+
+        `tools`: all of the app. Raises `RegistrationError` for an entry that is none of the above and, if `strict`, for
+        one that names none of `tools`, predicates aside.
+        """
+        checked = []
+        for entry in entries:
+            made_of_it = next((tool for tool in tools if not isinstance(entry, str) and _is_made_of(tool, entry)), None)
+            is_predicate = made_of_it is None and callable(entry) and not isinstance(entry, BaseTool)
+            if not (isinstance(entry, str | BaseTool) or is_mcp_server(entry) or callable(entry)):
+                raise RegistrationError(
+                    f"read_only has a {type(entry).__qualname__}, which is no tool.",
+                    hint='name tools, their names, a predicate, or an MCP server: read_only=["search", "mcp:weather"]',
+                )
+            checked.append(entry if made_of_it is None else made_of_it)
+            if strict and not is_predicate and not any(_is_named(tool, checked[-1]) for tool in tools):
+                entry_name = entry if isinstance(entry, str) else type(entry).__qualname__
+                names = ", ".join(sorted(tool.name for tool in tools)) or "it has none"
+                raise RegistrationError(
+                    f"{entry_name!r} in read_only= names none of the app's tools: {names}.",
+                    hint="name tools of the graph; pass strict=False for tools of agents that its functions call",
+                )
+        return cls(tuple(checked))
+
+    def declares(self, tool: BaseTool) -> bool:
+        """Return True if a tool is declared read-only.
+
+        Raises `RegistrationError` for a predicate that returns no bool, and what a predicate raises.
+        """
+        return is_read_only(tool) or any(self._counts(entry, tool) for entry in self.entries)
+
+    def _counts(self, entry: Any, tool: BaseTool) -> bool:
+        if entry is tool or entry == tool.name:
+            return True
+        if isinstance(entry, str) or is_mcp_server(entry):
+            parts = mcp_tool(tool)
+            return parts is not None and parts.read_only_hint and _is_named(tool, entry)
+        if isinstance(entry, BaseTool):
+            return False
+        answer = entry(tool)
+        if not isinstance(answer, bool):
+            raise RegistrationError(
+                f"a predicate in read_only= returned a {type(answer).__qualname__} for the tool {tool.name!r}.",
+                hint="return True or False; name a function that is a tool of another agent by the tool's name",
+            )
+        return answer
+
+
+NOTHING_DECLARED = ReadOnlyTools()
+"""Without `read_only=`: only what `@read_only` says."""
+
+
+def _is_made_of(tool: BaseTool, function: Any) -> bool:
+    functions = (getattr(tool, "func", None), getattr(tool, "coroutine", None))
+    return callable(function) and any(one is function for one in functions)
+
+
+def _is_named(tool: BaseTool, entry: Any) -> bool:
+    """Return True if an entry that is no predicate names a tool, or the MCP server that the tool calls."""
+    if entry is tool or entry == tool.name:
+        return True
+    parts = mcp_tool(tool)
+    if parts is None:
+        return False
+    return (bool(parts.server_name) and entry == _MCP + parts.server_name) or belongs_to_server(parts, entry)
 
 
 def tool_engine(tools: Iterable[BaseTool], name: str = "tools", **options: Any) -> ToolEngine:

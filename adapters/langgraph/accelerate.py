@@ -11,8 +11,9 @@ from langgraph.pregel import Pregel
 from teola_plugin.adapters.calls import NO_APP
 from teola_plugin.adapters.langchain.binding.rules import routing_of
 from teola_plugin.adapters.langchain.composite_calls import CompositeRules, Threads, intercept_composite_methods
+from teola_plugin.adapters.langchain.tools import ReadOnlyTools
 from teola_plugin.adapters.langgraph.agents.agent_call import ain_tool_call, in_tool_call
-from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, watch_tool_node
+from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, tools_below, watch_tool_node
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner
 from teola_plugin.adapters.langgraph.graph import (
     Acceleration,
@@ -47,7 +48,9 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
             "shadow= runs an object twice, which a graph's checkpoints do not bear.",
             hint="compare plain and accelerated graphs by `teola compare`",
         )
-    accelerate = partial(accelerate_graph, options=options)
+    read_only = ReadOnlyTools.of(options.read_only, tools_below(graph), strict=options.strict)
+    accelerate = partial(accelerate_graph, options=replace(options, read_only=read_only.entries, strict=False))
+    options = replace(options, read_only=read_only.entries)
     options = replace(options, pool=options.pool or pool_of_graph(graph))
     options, rules, serving = routing_of([[node.bound, node.writers] for node in graph.nodes.values()], options)
     acceleration = Acceleration(graph, options.pool, accelerate, options.app or NO_APP, serving=serving, routing=rules)
@@ -59,7 +62,7 @@ def _accelerated(acceleration: Acceleration, options: Options, like: Acceleratio
     graph, pool, passes, speculate = acceleration.original, options.pool, options.passes, options.speculate
     like = like if like is not None and like.pool in (pool, shared_pool()) else None
     if pool is not None:
-        acceleration.tools = agent_tools(graph, ToolPlanner(pool, passes, speculate))
+        acceleration.tools = agent_tools(graph, ToolPlanner(pool, passes, speculate), ReadOnlyTools(options.read_only))
     runnables = [node.bound for node in graph.nodes.values()]
     if speculate != "off":
         intercept_composite_methods()

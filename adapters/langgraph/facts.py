@@ -24,8 +24,9 @@ from teola_plugin.adapters.plan_summary import ON_A_GUESS, AnswerForms, componen
 from teola_plugin.adapters.planned_queries import forms_matter
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
-from teola_plugin.shims.langchain_agents import AgentModel, agent_model, tool_node_parts
+from teola_plugin.shims.langchain_agents import AgentModel, ToolNodeParts, agent_model, tool_node_parts
 from teola_plugin.shims.langgraph import functions_of
+from teola_plugin.shims.mcp import mcp_tool
 from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
 from teola_plugin.tracer.functions.frames import to_plain_function
@@ -501,16 +502,22 @@ def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[CallRow, ...]:
     parts = tool_node_parts(runnable)
     if parts is None:
         return ()
-    return tuple(_tool(name, tools, name in parts.injected, parts.wrapped) for name in parts.tools)
+    return tuple(_tool_row(name, tool, tools, parts) for name, tool in parts.tools.items())
 
 
-def _tool(name: str, tools: AgentTools | None, is_injected: bool, is_wrapped: bool) -> CallRow:
+def _tool_row(name: str, original: Any, tools: AgentTools | None, parts: ToolNodeParts) -> CallRow:
     tool = None if tools is None else tools.tools.get(name)
     if tool is not None:
         work = "it runs" if tool.can_be_prefetched else "its engine work begins"
         return CallRow(name, Status.PREFETCHED, "tool", start=f"{work} when the model has written its call")
-    reason = Reason.TOOL_BEHIND_PERSON if tools is None else Reason.NOT_READ_ONLY
-    reason = Reason.TOOL_WITH_STATE if is_injected else reason
-    return CallRow(
-        name, Status.IN_PLACE, "tool", explanation=Explanation(Reason.WRAPPED_TOOL if is_wrapped else reason, (name,))
-    )
+    reason, names = Reason.TOOL_BEHIND_PERSON if tools is None else Reason.NOT_READ_ONLY, (name,)
+    server = mcp_tool(original)
+    if parts.wrapped:
+        reason = Reason.WRAPPED_TOOL
+    elif server is not None and server.has_callbacks:
+        reason = Reason.MCP_CALLBACKS
+    elif name in parts.injected and server is None:
+        reason = Reason.TOOL_WITH_STATE
+    elif reason is Reason.NOT_READ_ONLY and server is not None and server.read_only_hint and server.server_name:
+        reason, names = Reason.HINTED_READ_ONLY, (server.server_name,)
+    return CallRow(name, Status.IN_PLACE, "tool", explanation=Explanation(reason, names))

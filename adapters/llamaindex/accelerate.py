@@ -29,6 +29,11 @@ def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None 
 
     An object that is accelerated already is accelerated again, with these options. `settings`: those of `with_terms`.
     """
+    if options.read_only and options.strict:
+        raise RegistrationError(
+            "read_only= is for agents of LangGraph: those of LlamaIndex call every tool in its place.",
+            hint="leave read_only= away, or pass strict=False",
+        )
     enable(find_scope)
     obj = original_of(obj)
     shadow = shadow_of(options.shadow, obj) if options.shadow else None

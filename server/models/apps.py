@@ -343,7 +343,12 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
         fast = target.plain.deploy(pool, name=name, **target.arguments)
     if fast is None:
         bind = [(object_named(path), engine) for path, engine in settings.bind.items()]
-        arguments = {"pool": pool, "app": name, **({"bind": bind} if bind else {}), **target.arguments}
+        arguments: dict[str, Any] = {"pool": pool, "app": name}
+        if bind:
+            arguments["bind"] = bind
+        if settings.read_only:
+            arguments["read_only"] = settings.read_only
+        arguments |= target.arguments
         fast = accelerate(target.plain, **arguments)
     protocol = protocol_of(fast)
     if protocol is None:

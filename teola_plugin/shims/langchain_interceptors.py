@@ -36,6 +36,7 @@ from langchain_core.tools import BaseTool
 
 from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
 from teola_plugin.shims.interception import MethodInterceptors, Wrap, observed, observers
+from teola_plugin.shims.mcp import ignores_runtime
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
 
@@ -193,7 +194,8 @@ class ToolInvocation(LangChainInvocation):
 
     def key(self) -> Hashable:
         """Return the tool, the method and the arguments that the model wrote."""
-        arguments = {name: self._kwargs[name] for name in sorted(self._kwargs) if name not in _NO_ARGUMENTS}
+        left_out = _NO_ARGUMENTS | {"runtime"} if ignores_runtime(self.target) else _NO_ARGUMENTS
+        arguments = {name: self._kwargs[name] for name in sorted(self._kwargs) if name not in left_out}
         return TargetKey(self.target), self._method, freeze(self._args, _argument_key), freeze(arguments, _argument_key)
 
     def start(self, record: Callable[[Any], object] | None) -> Any:

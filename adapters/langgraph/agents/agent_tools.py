@@ -20,7 +20,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
-from teola_plugin.adapters.langchain.tools import is_read_only
+from teola_plugin.adapters.langchain.tools import NOTHING_DECLARED, ReadOnlyTools
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner, ToolWork, needs_runtime_context, tool_work
 from teola_plugin.adapters.langgraph.agents.tool_prefetch import ToolHistory, is_streamed
 from teola_plugin.shims.langchain_agents import (
@@ -31,6 +31,7 @@ from teola_plugin.shims.langchain_agents import (
     tool_node_parts,
     tool_node_with,
 )
+from teola_plugin.shims.mcp import ignores_runtime
 from teola_plugin.tracer.langgraph.shape import GraphShape, NodeShape, shape_of
 
 _CONFIG_MODULE = "langchain_core.runnables.config"
@@ -201,7 +202,16 @@ class AgentTools:
         return any(stop == "*" or (not isinstance(stop, str) and not nodes.isdisjoint(stop or ())) for stop in stops)
 
 
-def agent_tools(graph: Any, planner: ToolPlanner) -> AgentTools | None:
+def tools_below(graph: Any) -> list[BaseTool]:
+    """Return the tools of a graph's tool nodes, and of graphs that are its nodes."""
+    tools, bound = list[BaseTool](), [node.bound for node in getattr(graph, "nodes", {}).values()]
+    for runnable in bound:
+        parts = tool_node_parts(runnable)
+        tools += tools_below(runnable) if parts is None else parts.tools.values()
+    return tools
+
+
+def agent_tools(graph: Any, planner: ToolPlanner, read_only: ReadOnlyTools = NOTHING_DECLARED) -> AgentTools | None:
     """Return the prefetchable tools of a compiled `StateGraph`: of `create_agent`, `create_react_agent`, or by hand.
 
     None where nothing may be prefetched: without tool nodes, where calls are handed to middleware, where somebody is
@@ -221,33 +231,36 @@ def agent_tools(graph: Any, planner: ToolPlanner) -> AgentTools | None:
     is_loop = agent is not None or not models.isdisjoint(next_nodes)
     tools = [tool for parts in parts_by_node.values() for tool in parts.tools.values()] if is_loop else []
     returning = frozenset(tool.name for tool in tools if not tool.return_direct)
-    result = AgentTools(_prefetchable(parts_by_node.values(), planner), models, nodes, returning)
+    result = AgentTools(_prefetchable(parts_by_node.values(), planner, read_only), models, nodes, returning)
     return None if result.is_interrupted(graph.interrupt_before_nodes, graph.interrupt_after_nodes) else result
 
 
-def _prefetchable(nodes: Iterable[ToolNodeParts], planner: ToolPlanner) -> dict[str, AgentTool]:
+def _prefetchable(
+    nodes: Iterable[ToolNodeParts], planner: ToolPlanner, read_only: ReadOnlyTools
+) -> dict[str, AgentTool]:
     """Return the prefetchable tools by name, without those of one name in two nodes: which is called is not known."""
     result: dict[str, AgentTool] = {}
     ambiguous: set[str] = set()
     for node in nodes:
         for name, tool in node.tools.items():
             ambiguous |= {name} & result.keys()
-            prefetchable = None if name in node.injected else _agent_tool(tool, planner)
+            needs_injection = name in node.injected and not ignores_runtime(tool)
+            prefetchable = None if needs_injection else _agent_tool(tool, planner, read_only)
             if prefetchable is not None:
                 result[name] = prefetchable
     return {name: tool for name, tool in result.items() if name not in ambiguous}
 
 
-def _agent_tool(tool: BaseTool, planner: ToolPlanner) -> AgentTool | None:
+def _agent_tool(tool: BaseTool, planner: ToolPlanner, read_only: ReadOnlyTools) -> AgentTool | None:
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
     uses = reach(functions)
     if uses.asks_human:
         return None
-    reads, work = is_read_only(tool) or retriever_of(tool) is not None, tool_work(tool, planner)
-    is_declared = is_read_only(tool) and type(tool) in (StructuredTool, Tool)
-    can_be_prefetched = (
-        is_declared and not any(map(needs_runtime_context, functions)) and not uses.needs_runtime_context
-    )
+    is_declared = read_only.declares(tool)
+    reads, work = is_declared or retriever_of(tool) is not None, tool_work(tool, planner)
+    takes_context = any(map(needs_runtime_context, functions)) and not ignores_runtime(tool)
+    is_function = type(tool) in (StructuredTool, Tool)
+    can_be_prefetched = is_declared and is_function and not takes_context and not uses.needs_runtime_context
     return AgentTool(tool, work, can_be_prefetched, reads, uses.has_events) if reads or work is not None else None
 
 

@@ -60,6 +60,14 @@ def add_compare(commands: Any) -> None:
     )
     parser.add_argument("--limit", type=_parse_count, metavar="N", help="only the first N inputs")
     parser.add_argument("--speculate", choices=("auto", "all", "off"), help="see accelerate() (default auto)")
+    parser.add_argument(
+        "--read-only",
+        action="append",
+        default=[],
+        metavar="TOOL",
+        help="a tool of an agent that changes nothing, or mcp:SERVER for those that the server declares so "
+        "(may be repeated)",
+    )
     parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MAX_UNCONFIRMED_RUNS} runs")
     for direction, tokens in (("in", "prompts"), ("out", "answers")):
         parser.add_argument(
@@ -125,7 +133,9 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     target = load(options.object)
     entries = entries_of(target.plain, options.object)
     check_inputs(inputs, entries, options.inputs)
-    arguments = accelerate_arguments(target, options.pool, options.bind, options.speculate, options.engines)
+    arguments = accelerate_arguments(
+        target, options.pool, options.bind, options.speculate, options.engines, options.read_only
+    )
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     pool: EnginePool | None = fast.__teola_of__()[1]
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.comparison import Entries
     from teola_plugin.pool import EnginePool
 
-ACCELERATE_ARGUMENTS = ("app", "bind", "concurrent", "engines", "passes", "pool", "speculate", "strict")
+ACCELERATE_ARGUMENTS = ("app", "bind", "concurrent", "engines", "passes", "pool", "read_only", "speculate", "strict")
 """The arguments of `accelerate` that a comparison accepts."""
 _BY_HAND = "By hand:\n"
 
@@ -70,11 +70,16 @@ def _parse_json(path: str, number: int, line: str) -> Any:
 
 
 def accelerate_arguments(
-    target: Target, pool: str, bindings: Sequence[str], speculate: str | None, engines: str | None = None
+    target: Target,
+    pool: str,
+    bindings: Sequence[str],
+    speculate: str | None,
+    engines: str | None = None,
+    read_only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the arguments for `accelerate`: those that the user's module gives, with the command line's over them.
 
-    `bindings` are added to those of the module. Raise `RegistrationError` for invalid options.
+    `bindings` and `read_only` are added to those of the module. Raise `RegistrationError` for invalid options.
     """
     arguments = dict(target.arguments)
     for key in arguments:
@@ -87,11 +92,13 @@ def accelerate_arguments(
         if isinstance(module_bindings, Mapping):
             module_bindings = module_bindings.items()
         arguments["bind"] = [*module_bindings, *map(_parse_binding, bindings)]
+    if read_only:
+        arguments["read_only"] = [*(arguments.get("read_only") or ()), *read_only]
     arguments |= {key: value for key, value in (("speculate", speculate), ("engines", engines)) if value is not None}
     if target.fast is not None and arguments:
         raise RegistrationError(
             "the object is accelerated already, with options of its own.",
-            hint="leave --pool, --bind, --engines and --speculate away, or name the original",
+            hint="leave --pool, --bind, --engines, --read-only and --speculate away, or name the original",
         )
     return {"app": "compare", **arguments}
 

@@ -117,7 +117,7 @@ prefetched  retrieve.retrieve  store  with rewrite, once rewrite.model has answe
 in place    grade.model        llm    what web will write is not known (/app/graph.py:7)
 prefetched  search             tool   its searches begin when its call is written
 in place    pay                tool   it is not declared read-only, and is no retriever of the pool's alone
-    write: read_only(pay)
+    write: accelerate(..., read_only=["pay"])
 
 Edges
 -----
