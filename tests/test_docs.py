@@ -68,7 +68,7 @@ def test_code_blocks_run(
     try:
         for number, block in enumerate(code(document)):
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(block, f"{document.name}, Python block {number}", "exec"), names)
+                exec(compile(block, f"{document.name}, Python block {number}", "exec", dont_inherit=True), names)
     finally:
         if names["pool"] is not given:
             names["pool"].close()
