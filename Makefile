@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Each does all the set-up it needs; everything lands in $(VENV), but for
-# `make test-oldest`, which has an environment of its own.
+# `make test-oldest` and `make docs`, which have environments of their own.
 SHELL  := /bin/sh
 VENV   ?= .venv
 PYTHON ?= python3
@@ -15,6 +15,9 @@ LOCK    = $(COMPILE) --universal
 OLDEST       ?= .venv-oldest
 OLDEST_READY := $(OLDEST)/.ready
 OLDEST_TESTS  = tests/adapters tests/differential tests/unit/shims tests/unit/tracer
+# The documentation site has an environment of its own: nothing else needs MkDocs.
+DOCS       ?= .venv-docs
+DOCS_READY := $(DOCS)/.ready
 export PYTHONPATH :=
 # Before a command that has to end with make. It takes the place of the recipe's shell, to which make hands on SIGTERM.
 # make keeps other signals to itself, and no longer catches them from then on: a watcher sends SIGTERM then, and where
@@ -23,7 +26,7 @@ ENDING_WITH_MAKE = caught() { grep -s SigCgt /proc/$$PPID/status; }; before=$$(c
   ( while [ "$$(caught)" = "$$before" ]; do kill -0 $$$$ || exit; sleep 0.5; done; sleep 1; kill $$$$ ) \
   </dev/null >/dev/null 2>&1 & exec
 
-.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability model bench lock clean
+.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability docs model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -34,6 +37,9 @@ $(READY): pyproject.toml requirements/cpu.lock requirements/cuda.lock tools/boot
 
 $(OLDEST_READY): pyproject.toml requirements/oldest.lock tools/bootstrap.py
 	@TEOLA_FLAVOUR=oldest $(PYTHON) tools/bootstrap.py "$(OLDEST)"
+
+$(DOCS_READY): requirements/docs.txt $(READY)
+	@"$(PY)" -m venv "$(DOCS)" && "$(DOCS)/bin/python" -m pip install -q -r requirements/docs.txt && touch "$@"
 
 setup: $(READY) ## the virtual environment (a no-op the second time)
 
@@ -77,6 +83,9 @@ readability: $(READY) ## vague names, fragments of sentences, long files and the
 fmt: $(READY) ## format and sort imports
 	@"$(PY)" -m ruff check --fix -q . ; "$(PY)" -m ruff format -q .
 
+docs: $(DOCS_READY) ## the documentation site into out/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. "$(DOCS)/bin/mkdocs" build --strict -q && echo "docs: open out/site/index.html"
+
 model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.train --out out/small-llm --steps 11000 --resume
 	@"$(PY)" -m examples.demo_model.train --out out/demo-llm --grow out/small-llm --steps 8000 --peak 6e-4 --resume
@@ -95,4 +104,4 @@ lock: ## refresh the three lock files (needs an existing $(VENV))
 	  -o requirements/oldest.lock pyproject.toml
 
 clean: ## remove the virtual environments
-	@rm -rf "$(VENV)" "$(OLDEST)"
+	@rm -rf "$(VENV)" "$(OLDEST)" "$(DOCS)"

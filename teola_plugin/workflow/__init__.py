@@ -1,10 +1,11 @@
 """Workflows without a framework: components joined by `>>`, deployed on a pool, run query by query.
 
->>> from teola_plugin.workflow import Generation, Searching, Workflow
->>> found, answer = Searching("found"), Generation("answer", "{question}\\n{found}")
->>> ask = Workflow("ask", found >> answer)
->>> ask.input_schema()["required"]
-['question']
+Example:
+    >>> from teola_plugin.workflow import Generation, Searching, Workflow
+    >>> found, answer = Searching("found"), Generation("answer", "{question}\\n{found}")
+    >>> ask = Workflow("ask", found >> answer)
+    >>> ask.input_schema()["required"]
+    ['question']
 """
 
 from teola_plugin.workflow.component import Component, Flow
