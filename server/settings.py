@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from teola_plugin.cluster.config import PoolConfig
+from teola_plugin.adapters.named_objects import LangGraphFile
+from teola_plugin.cluster.config import EngineConfig, PoolConfig
+from teola_plugin.errors import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -135,9 +137,9 @@ class AppSettings(BaseModel):
     """An app that is served as a model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    object: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    object: str = Field(pattern=r"^([\w.]+:[\w.]+|.+\.json(:.+)?)$")
     """`package.module:object`: a Runnable, a compiled graph, a query or chat engine, a workflow; or a function that
-    gives one, with the argument `pool` if it has one of that name."""
+    gives one, with the argument `pool` if it has one of that name. Or `langgraph.json:graph`: a graph of that file."""
     input: str = ""
     """The key under which a Runnable takes the text of the last message. Empty: detected."""
     output: str = ""
@@ -242,11 +244,33 @@ class ServerSettings(BaseModel):
 class ServiceConfig(PoolConfig):
     """A pool's file with the settings of `teola serve`."""
 
+    engines: dict[str, EngineConfig] = Field(default_factory=dict)
     server: ServerSettings = ServerSettings.model_validate({})
     apps: dict[str, AppSettings] = Field(default_factory=dict)
+    langgraph: str = ""
+    """The path of a `langgraph.json`, from the current folder: each of its graphs is an app."""
 
     @model_validator(mode="after")
     def _names(self) -> ServiceConfig:
         if both := sorted(set(self.apps) & set(self.engines)):
             raise ValueError(f"{both[0]} is an app and an engine: models have one name each")
+        if not self.engines and not self.apps and not self.langgraph:
+            raise ValueError("there is nothing to serve: it needs engines, apps or langgraph")
         return self
+
+    def with_graphs(self) -> ServiceConfig:
+        """Return the settings with the graphs of `langgraph` as apps. One that is an app already keeps its settings.
+
+        Raise `RegistrationError` for a file that cannot be read, `ConfigError` for a name that stands for another app.
+        """
+        if not self.langgraph:
+            return self
+        apps = dict(self.apps)
+        for name, entry in LangGraphFile.read(self.langgraph).graphs.items():
+            fields = {"object": f"{self.langgraph}:{name}", "description": entry.description}
+            settings = AppSettings.model_validate(fields)
+            if name in self.engines or apps.get(name, settings).object != settings.object:
+                hint = f"name the engine or app {name!r} otherwise, or give it the object {settings.object}"
+                raise ConfigError(f"{self.langgraph} has a graph {name!r}, and so has the pool's file.", hint=hint)
+            apps.setdefault(name, settings)
+        return self.model_copy(update={"apps": apps})

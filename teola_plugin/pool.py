@@ -115,7 +115,8 @@ class EnginePool:
         from teola_plugin.cluster.deployment.engine_factory import engines_here
 
         engines_by_name, policies, max_queued = engines_here(config)
-        return cls(*prepared(engines_by_name, policies, details, None, tracing, max_queued), passes)
+        parts = prepared(engines_by_name, policies, details, None, tracing, max_queued, may_be_empty=True)
+        return cls(*parts, passes)
 
     @classmethod
     def on_this_loop(

@@ -24,7 +24,11 @@ def add_serve(commands: Any) -> None:
     """Add the sub-commands to an argparse group."""
     text = "serve a pool and apps over HTTP, in OpenAI's protocol and Anthropic's"
     serve = commands.add_parser("serve", help=text, description=text[0].upper() + text[1:] + ".")
-    serve.add_argument("config", help="the pool's YAML file; its `server` and `apps` are read here")
+    serve.add_argument(
+        "config",
+        help="the pool's YAML file; its `server`, `apps` and `langgraph` are read here. Or a langgraph.json, whose "
+        "graphs are served on models of their own",
+    )
     serve.add_argument("--host", help="address to listen at (default: that of the file, else 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port; 0 for any that is free (default: that of the file, else 8000)")
     serve.add_argument(
@@ -61,9 +65,8 @@ def run_serve(options: argparse.Namespace) -> int:
 
     from teola_plugin.server.app import address_of, check_files, listening, run
     from teola_plugin.server.logs import logging_to_stderr
-    from teola_plugin.server.settings import ServiceConfig
 
-    config = ServiceConfig.read(options.config)
+    config = _config(options.config)
     settings = _settings(config, options)
     check_files(settings)
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -73,7 +76,7 @@ def run_serve(options: argparse.Namespace) -> int:
         tracing = _tracing(settings)
         if tracing is not None:
             stack.callback(tracing.shutdown)
-        with Console(stderr=True).status(f"starting {', '.join(config.engines)} ..."):
+        with Console(stderr=True).status(f"starting {', '.join([*config.engines, *config.apps])} ..."):
             pool = stack.enter_context(_pool(config, options.connect, tracing))
             from teola_plugin.server.queries.store import store_of
             from teola_plugin.server.service import Service
@@ -83,6 +86,15 @@ def run_serve(options: argparse.Namespace) -> int:
         url = address_of(settings, bound)
         run(service, store, bound, lambda: _print_welcome(console, url, service.models, bool(settings.keys)))
     return 0
+
+
+def _config(path: str) -> ServiceConfig:
+    """Return the settings of a pool's file, or those of a `langgraph.json` alone. Raise `TeolaError`."""
+    from teola_plugin.server.settings import ServiceConfig
+
+    if path.endswith(".json"):
+        return ServiceConfig.model_validate({"langgraph": path}).with_graphs()
+    return ServiceConfig.read(path).with_graphs()
 
 
 def require_packages() -> None:

@@ -214,6 +214,8 @@ class PoolConfig(BaseModel):
     """Settings of `teola serve`, which reads them from the same file and checks them (see `server.settings`)."""
     apps: Any = None
     """Apps of `teola serve`, likewise."""
+    langgraph: Any = None
+    """A `langgraph.json` whose graphs `teola serve` serves as apps, likewise."""
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

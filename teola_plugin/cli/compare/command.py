@@ -38,7 +38,7 @@ def add_compare(commands: Any) -> None:
         "object",
         metavar="module:object",
         help="a LangChain Runnable, a graph or agent, a LlamaIndex engine, retriever, synthesizer, workflow or agent, "
-        "or a function that returns one, alone or with a dictionary of accelerate's arguments",
+        "or a function that returns one, alone or with a dictionary of accelerate's arguments; or langgraph.json:graph",
     )
     parser.add_argument("--inputs", required=True, metavar="FILE.jsonl", help="one JSON value a line")
     parser.add_argument("--pool", default="", metavar="NAME", help="an EnginePool as module:object, or its YAML file")
