@@ -32,9 +32,9 @@ from teola_plugin.runtime.query_run import CallPosition, DeferredSubplan, QueryR
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
-from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.functions.pure_expressions import ABSENT, STATE, Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
-from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, STATE, calls_graphs, lookahead
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, calls_graphs, lookahead
 from teola_plugin.tracer.langgraph.settings import current_environment, settings_of
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
@@ -315,10 +315,13 @@ class Parts:
         if shape is None or not plans.may_have(key):
             return None
         state = state_of(config, plans.channels)
+        absent = () if state is None else [name for name in plans.channels if name not in state]
+        state = state or {}
         if shape.nodes[key.node].bound is None:
             state = state_after_input(shape, state, input)
+            absent = [name for name in absent if isinstance(input, dict) and name not in input]
         plans.last_settings = settings = settings_of(config)
-        value = {STATE: state, ARGUMENT: input if key.is_sent else None, **settings}
+        value = {STATE: state, ABSENT: absent, ARGUMENT: input if key.is_sent else None, **settings}
         if plans.read_environment(key):
             value |= current_environment()
         plan = plans.available(key, value)

@@ -44,18 +44,18 @@ def _report_unwatched(node: Any) -> None:
     report_missing("langgraph", f"{type(node).__name__}.node", "nothing in the graph's nodes starts early")
 
 
-def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str, Any]:
+def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str, Any] | None:
     """Return the values of the state's channels, those that have one, as the task with this config sees them.
 
     Private: the key `__pregel_read` of the config's `configurable`, a function (channels, fresh) -> values; since
-    langgraph 0.2. Without it: empty.
+    langgraph 0.2. Without it: None.
     """
     read = (config.get("configurable") or {}).get("__pregel_read")
     values = read(list(channels), False) if callable(read) else None
     if isinstance(values, Mapping):
         return values
     report_missing("langgraph", "__pregel_read", "what depends on the graph's state does not start early")
-    return {}
+    return None
 
 
 def configurable_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from teola_plugin.graph import Ref
+from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import CreatedModel
+from teola_plugin.tracer.functions.bodies import uncaptured_items
 from teola_plugin.tracer.functions.framework_calls import (
     Arguments,
     build,
@@ -37,7 +38,7 @@ from teola_plugin.tracer.functions.operations import (
     view_of,
     written_value,
 )
-from teola_plugin.tracer.functions.pure_expressions import compile_pure, is_setting
+from teola_plugin.tracer.functions.pure_expressions import ABSENT, NAME_PREFIX, STATE, compile_pure, is_setting
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -345,7 +346,7 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
         return KnownValue(None)
     if name in ("keys", "values", "items") and not symbols and (view := view_of(owner, name)) is not None:
         return view
-    if name == "get" and symbols and (value := _get_key(owner, symbols)) is not None:
+    if name == "get" and symbols and (value := _get_key(interpreter, owner, symbols)) is not None:
         return value
     if name in METHODS:
         expression = interpreter.to_expression(owner)
@@ -365,13 +366,24 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
     return UNKNOWN_VALUE
 
 
-def _get_key(owner: Symbol, arguments: Sequence[Symbol]) -> Symbol | None:
+def is_absent(interpreter: FunctionInterpreter, fields: Fields, key: str) -> bool:
+    """Return True if the state of a graph has no value for a key in the calls that are planned."""
+    if uncaptured_items(fields).get(key) != Ref(INPUT).at(STATE).at(key):
+        return False
+    name = f"{NAME_PREFIX}absent"
+    test = ast.Compare(ast.Constant(key), [ast.In()], [ast.Name(name, ast.Load())])
+    return interpreter.decide_condition(Expression(test, {name: Ref(INPUT).at(ABSENT)})) is True
+
+
+def _get_key(interpreter: FunctionInterpreter, owner: Symbol, arguments: Sequence[Symbol]) -> Symbol | None:
     """Return `owner.get(key, default)` of a dictionary whose keys are known; None for any other."""
     is_known, key = known_value(arguments[0])
     default = arguments[1] if len(arguments) > 1 else KnownValue(None)
     if isinstance(owner, Fields):
         is_missing = is_known and owner.base is None and key not in owner.items
-        return default if is_missing else read_key(owner, arguments[0])
+        if is_missing or (is_known and type(key) is str and is_absent(interpreter, owner, key)):
+            return default
+        return read_key(owner, arguments[0])
     if isinstance(owner, KnownValue) and type(owner.value) is dict and is_known and type(key) in (str, int):
         return KnownValue(owner.value[key]) if key in owner.value else default
     return None

@@ -8,7 +8,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from teola_plugin.graph import Ref
-from teola_plugin.tracer.functions.calls import evaluate_call
+from teola_plugin.tracer.functions.calls import evaluate_call, is_absent
 from teola_plugin.tracer.functions.comprehensions import evaluate_comprehension, may_use_engine
 from teola_plugin.tracer.functions.framework_calls import pipe
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
@@ -151,7 +151,7 @@ def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.Compare) ->
     left = interpreter.evaluate(node.left)
     comparators = [interpreter.evaluate(comparator) for comparator in node.comparators]
     if len(comparators) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        is_in = _is_key(left, comparators[0])
+        is_in = _is_key(interpreter, left, comparators[0])
         if is_in is not None:
             return KnownValue(is_in == isinstance(node.ops[0], ast.In))
     if len(comparators) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
@@ -173,13 +173,13 @@ def _is_none(symbol: Symbol) -> bool:
     return isinstance(symbol, KnownValue) and symbol.value is None
 
 
-def _is_key(key: Symbol, dictionary: Symbol) -> bool | None:
+def _is_key(interpreter: FunctionInterpreter, key: Symbol, dictionary: Symbol) -> bool | None:
     """Return whether a dictionary has a key; None if that is not known."""
     is_known, name = known_value(key)
     if not is_known or type(name) is not str or not isinstance(dictionary, Fields):
         return None
     if name in dictionary.items:  # of the config of a node, items that may be missing are unknown
-        return None if isinstance(dictionary.items[name], Unknown) else True
+        return None if isinstance(dictionary.items[name], Unknown) else not is_absent(interpreter, dictionary, name)
     return False if dictionary.base is None and not dictionary.attributes else None
 
 

@@ -34,6 +34,8 @@ _MAX_NODES = 400
 _MAX_CONSTANT_LENGTH = 10_000
 _MAX_SETTING_LENGTH = 10_000
 """Characters of the longest setting that plans are made for, such as a prompt."""
+STATE, ABSENT = "state", "absent"
+"""Keys of a template's input: the values of a graph's state by channel; the names of the channels without a value."""
 CONFIG, CONTEXT, ENVIRONMENT = "config", "context", "environment"
 """Keys of a template's input: the configuration of a call, the fields of its context, the environment variables."""
 

@@ -36,7 +36,7 @@ from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
-from teola_plugin.tracer.functions.pure_expressions import Decide
+from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
 from teola_plugin.tracer.langgraph.settings import NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_setting
@@ -55,8 +55,8 @@ from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
-STATE, ARGUMENT = "state", "argument"
-"""Keys of a template's input: the values of the state's channels; what was sent to the node alone (`Send`)."""
+ARGUMENT = "argument"
+"""Key of a template's input: what was sent to the node alone (`Send`)."""
 MAX_DEPTH = 6
 """Length of the longest path of nodes that is traced after a choice that is not known yet, or round a loop."""
 MAX_CERTAIN_DEPTH = 24
@@ -80,7 +80,8 @@ def lookahead(
 ) -> TraceResult:
     """Return the template of what comes from this node on.
 
-    Its input: `{"state": {channel: value}, "argument": ..., "config": ..., "context": ...}`; see `settings_of`.
+    Its input: `{"state": {channel: value}, "absent": [channel], "argument": ..., "config": ..., "context": ...}`; see
+    `settings_of`.
 
     `pushed`: the node was started by a `Send`, with an argument of its own. `decide` is asked for conditions on the
     input; without it, or if it returns None, both paths stay open. `find_leaves` finds the models and retrievers of the

@@ -109,9 +109,49 @@ def helper_function(model: HostedModel) -> Any:
     return compiled(both)
 
 
+def rounds_with_feedback(model: HostedModel) -> Any:
+    """Write, criticize by three criteria, write once more with the feedback."""
+
+    def write(state: State) -> State:
+        if state.get("notes"):
+            return {"plan": str(model.invoke(f"write on {state['topic']} with {state.get('notes')}").content)}
+        return {"plan": str(model.invoke(f"write on {state['topic']}").content)}
+
+    def criticize(state: State) -> State:
+        return {"notes": [str(model.invoke(f"{name} of {state['plan']}").content) for name in ("tone", "facts")]}
+
+    def count(state: State) -> State:
+        return {"answer": state.get("answer", "round") + "+"}
+
+    builder = StateGraph(State)
+    for node in (write, criticize, count):
+        builder.add_node(node.__name__, node)
+    builder.add_edge(START, "write")
+    builder.add_edge("write", "criticize")
+    builder.add_edge("criticize", "count")
+    builder.add_conditional_edges("count", lambda state: END if state["answer"].endswith("++") else "write")
+    return builder.compile()
+
+
+def key_of_the_state(model: HostedModel) -> Any:
+    """Write with a plan if there is one, then take notes on what was written."""
+
+    def write(state: State) -> State:
+        plan = state["plan"] if "plan" in state and state["plan"] else "nothing"
+        return {"answer": str(model.invoke(f"write by {plan}").content)}
+
+    def take_notes(state: State) -> State:
+        return {"notes": [str(model.invoke(f"note {kind} of {state['answer']}").content) for kind in ("a", "b")]}
+
+    return compiled(write, take_notes)
+
+
 GAINING: dict[str, Build] = {
     build.__name__: build
-    for build in (loop_in_a_node, loop_with_a_filter, comprehension, independent_nodes, helper_function)
+    for build in (
+        *(loop_in_a_node, loop_with_a_filter, comprehension, independent_nodes, helper_function),
+        *(rounds_with_feedback, key_of_the_state),
+    )
 }
 
 
@@ -243,6 +283,19 @@ def test_no_call_is_made_that_the_original_does_not_make(build: Build, way: str)
 
     assert result == expected
     assert fast.prompts == plain.prompts
+
+
+@pytest.mark.parametrize("build", [rounds_with_feedback, key_of_the_state])
+@pytest.mark.parametrize("given", [{"plan": ""}, {"plan": "sow"}, {"notes": ["wet"]}, {"notes": []}])
+def test_key_that_has_a_value_is_read(build: Build, given: dict[str, Any]) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(build(plain), "invoke", {**INPUT, **given})
+
+    result = called(accelerate(build(fast)), "invoke", {**INPUT, **given})
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once > 1
 
 
 # ------------------------------------------------------------ failures
