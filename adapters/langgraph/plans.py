@@ -367,8 +367,8 @@ class Parts:
         """Start the part of a node, or hold it. `finished` parts end after that: it goes on with what they share."""
         graph = self._plans.graph(plan)
         with self._lock:
-            is_covered = not pushed and self._is_covered(graph, step)
-        is_held = is_covered or _only_warms_up(graph)
+            covering = "" if pushed else self._covering(graph, step)
+        is_held = bool(covering) or _only_warms_up(graph)
         if not is_held:
             self._run.schedule_subplans(finished=finished, soon=False)
         calls = self._provider_calls
@@ -384,7 +384,7 @@ class Parts:
             lookahead=True,
             step=node_position.step,
             is_deferred=is_held,
-            is_covered=is_covered,
+            covering=covering,
             form=node_position.form,
         )
         if calls is not None:
@@ -395,13 +395,16 @@ class Parts:
             self._live.append(_NodePart(part, graph, step))
         return part
 
-    def _is_covered(self, graph: Graph, step: int) -> bool:
-        """Return True if a part of an earlier superstep has sent all requests of a graph. That part goes on, then."""
+    def _covering(self, graph: Graph, step: int) -> str:
+        """Return the name of a part of an earlier superstep that has sent all requests of a graph, "" if there is none.
+
+        That part goes on, then.
+        """
         for earlier in self._live:
             if earlier.last_step < step and earlier.part.has_begun and _covers(earlier.graph, graph):
                 earlier.last_step = step
-                return True
-        return False
+                return earlier.part.name
+        return ""
 
     def _take_finished(self, step: int) -> list[SubplanRun]:
         """Return the parts that end as this superstep begins, and forget them."""

@@ -303,6 +303,9 @@ class LocalRuntime:
         send = self.loop.try_post if soon else self.loop.post_lazily
         send(self._driver.schedule_subplans, run, deferred, finished)
 
+    def begin_unforeseen(self, run: QueryRun, deferred: DeferredSubplan) -> None:
+        self.loop.try_post(self._driver.begin_unforeseen, run, deferred)
+
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.try_post(self._driver.observe, run, primitive, value, self.time())
 

@@ -109,6 +109,8 @@ class ProviderCallTable:
             self.original_calls += 1
             call.claims.last_claim = self.original_calls
             self._on_call(invocation.target, is_maker)
+            if new and self._run is not None:
+                self._run.note_unforeseen_call()
         elif graph is not OWN_GRAPH:
             call.claims.add_graph(graph, lookahead=graph.lookahead, is_new=bool(new))
         return call, is_maker

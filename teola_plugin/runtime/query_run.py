@@ -133,9 +133,9 @@ class DeferredSubplan:
     query: str
     """Id of the query."""
     subplan: Subplan
-    is_covered: bool = False
-    """True if other subplans have probably made all of its requests. Then it begins only with a call that none of them
-    has foreseen."""
+    covering: str = ""
+    """Name of a subplan that has probably made all of its requests. If there is one, it begins only with a call that was
+    not foreseen."""
     has_begun: bool = False
     is_over: bool = False
 
@@ -144,7 +144,7 @@ class DeferredSubplan:
 
         Called on the pool's loop. `is_foreseen`: the call, if any, was prefetched.
         """
-        if self.has_begun or self.is_over or (self.is_covered and is_foreseen):
+        if self.has_begun or self.is_over or (self.covering and is_foreseen):
             return False
         self.has_begun = True
         return True
@@ -188,6 +188,8 @@ class Runtime(Protocol):
     def schedule_subplans(
         self, run: QueryRun, deferred: DeferredSubplan | None, finished: Sequence[str], *, soon: bool
     ) -> None: ...
+
+    def begin_unforeseen(self, run: QueryRun, deferred: DeferredSubplan) -> None: ...
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
 
@@ -407,7 +409,7 @@ class QueryRun:
         lookahead: bool = False,
         step: OpenStep | None = None,
         is_deferred: bool = False,
-        is_covered: bool = False,
+        covering: str = "",
         form: AnswerForm = AnswerForm.UNKNOWN,
     ) -> SubplanRun:
         """Begin a part of the original, with this input: its e-graph runs from now on, within the query.
@@ -426,7 +428,7 @@ class QueryRun:
             step: The original's step to which its `members` belong, for the trace; by default the one that runs here.
             is_deferred: True if it begins later. Then put its `deferred` into the `CallPosition` of its code, and call
                 `schedule_subplans`.
-            is_covered: See `DeferredSubplan`.
+            covering: See `DeferredSubplan`.
             form: See `Subplan`.
         """
         self.claiming = Claiming.ALLOWED
@@ -435,7 +437,7 @@ class QueryRun:
         step_id = self.steps.id_of(step or caller.step)
         subplan = Subplan(name, graph, calls, value, depth, gang, members, lookahead, step_id, form)
         if is_deferred:
-            return SubplanRun(self, name, DeferredSubplan(self.id, subplan, is_covered))
+            return SubplanRun(self, name, DeferredSubplan(self.id, subplan, covering))
         self.runtime.begin_subplan(self, subplan)
         return SubplanRun(self, name)
 
@@ -446,10 +448,16 @@ class QueryRun:
 
         `soon`: False if the caller is about to make another request, with which this can travel.
         """
-        waits = deferred is not None and not deferred.is_covered
+        waits = deferred is not None and not deferred.covering
         names = [subplan.name for subplan in finished if subplan.mark_over()]
         if waits or names:
             self.runtime.schedule_subplans(self, deferred if waits else None, names, soon=soon)
+
+    def note_unforeseen_call(self) -> None:
+        """Begin the deferred subplan at this place if the one that covers it has failed: a call came that none foresaw."""
+        deferred = current_place.get().deferred
+        if deferred is not None and deferred.query == self.id and not deferred.has_begun:
+            self.runtime.begin_unforeseen(self, deferred)
 
     def step_began(self, kind: str, name: str, parent: OpenStep | None = None, **facts: object) -> OpenStep:
         """Note that a step of the original begins, for the trace: a `superstep`, a `node`, a call of a `tool`.

@@ -209,6 +209,15 @@ class GraphDriver:
 
         asyncio.get_running_loop().call_later(FIRST_CALL_S, begin_and_end)
 
+    def begin_unforeseen(self, run: QueryRun, deferred: DeferredSubplan) -> None:
+        """Begin a deferred subplan at whose place a call came that nobody foresaw, if the subplan that covers it failed.
+
+        Otherwise that one is only slower than the original, or goes on.
+        """
+        has_failed = any(InstancePath(name).inside(deferred.covering) is not None for name in run.errors)
+        if has_failed and deferred.begin(is_foreseen=False):
+            self.begin_subplan(run, deferred.subplan)
+
     def query(self, run: QueryRun) -> LiveQuery | None:
         """Return the query as the scheduler has it; None once it has ended."""
         return self.scheduler.queries.get(run.id)

@@ -298,6 +298,36 @@ def test_key_that_has_a_value_is_read(build: Build, given: dict[str, Any]) -> No
     assert fast.most_at_once > 1
 
 
+class Titled:
+    """A value whose title only the original can compute."""
+
+    def __getattr__(self, name: str) -> str:
+        return "oats"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_node_whose_calls_an_earlier_plan_could_not_make_has_its_own_plan(way: str) -> None:
+    def build(model: HostedModel) -> Any:
+        def write(state: State) -> State:
+            title: str = state["topic"].title  # type: ignore[assignment]
+            return {"plan": str(model.invoke(f"write on {title}").content)}
+
+        def take_notes(state: State) -> State:
+            return {"notes": [str(model.invoke(f"note {kind} of {state['plan']}").content) for kind in "abc"]}
+
+        return compiled(write, take_notes)
+
+    given: Any = {"topic": Titled()}
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(build(plain), way, given)
+
+    result = called(accelerate(build(fast)), way, given)
+
+    assert str(result).count("answer") == str(expected).count("answer")
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == 3
+
+
 # ------------------------------------------------------------ failures
 
 

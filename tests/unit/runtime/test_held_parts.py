@@ -53,7 +53,7 @@ def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
 def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
     async def body(scene: Scene) -> None:
         first = scene.ahead()
-        part = scene.ahead(TWO, is_deferred=True, is_covered=True)
+        part = scene.ahead(TWO, is_deferred=True, covering="part0")
         scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
         with during(current_position, CallPosition(deferred=part.deferred)):
