@@ -134,8 +134,8 @@ class DeferredSubplan:
     """Id of the query."""
     subplan: Subplan
     covering: str = ""
-    """Name of a subplan that has probably made all of its requests. If there is one, it begins only with a call that was
-    not foreseen."""
+    """Name of a subplan that has probably made all of its requests. If there is one, it begins only with an unforeseen
+    call."""
     has_begun: bool = False
     is_over: bool = False
 
@@ -454,8 +454,8 @@ class QueryRun:
             self.runtime.schedule_subplans(self, deferred if waits else None, names, soon=soon)
 
     def note_unforeseen_call(self) -> None:
-        """Begin the deferred subplan at this place if the one that covers it has failed: a call came that none foresaw."""
-        deferred = current_place.get().deferred
+        """Begin the deferred subplan at this place, where an unforeseen call came, if the one that covers it failed."""
+        deferred = current_position.get().deferred
         if deferred is not None and deferred.query == self.id and not deferred.has_begun:
             self.runtime.begin_unforeseen(self, deferred)
 

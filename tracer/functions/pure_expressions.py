@@ -24,7 +24,7 @@ from teola_plugin.tracer.functions.symbols import (
     is_constant,
     merge_inputs,
 )
-from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain
+from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain, read_property
 from teola_plugin.tracer.symbols import NotUnderstood
 
 NAME_PREFIX = "teola_"
@@ -161,7 +161,7 @@ class _ReadInputs(ast.NodeTransformer):
 
 
 def read_field(value: Any, name: str) -> Any:
-    """Return `value.name` where that runs no code of the user's: a field of a data class, or a framework's property.
+    """Return `value.name` where that is a field or a pure property of a data class, or a framework's property.
 
     Data classes are pydantic's and those of the standard library. Raises `UnfitValue` for anything else.
     """
@@ -175,6 +175,8 @@ def read_field(value: Any, name: str) -> Any:
             return attribute.__get__(value, kind)
         if type(attribute) is property and is_framework_code(attribute.fget):
             return attribute.__get__(value, kind)
+        if type(attribute) is property and type(attribute.fget) is FunctionType:
+            return read_property(value, attribute.fget)
         if not hasattr(type(attribute), "__set__") and name in getattr(value, "__dict__", {}):
             return value.__dict__[name]
     raise UnfitValue(f"{name} is no field of {kind.__name__}")

@@ -53,16 +53,22 @@ _Variables = dict[str, AbstractValue]
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 
-def step_bound(func: FunctionType, definition: Definition | None = None) -> Term | None:
+_ANY_VALUE = SizedValue(ARGUMENT_SIZE)
+
+
+def step_bound(
+    func: FunctionType, definition: Definition | None = None, argument: AbstractValue = _ANY_VALUE
+) -> Term | None:
     """Return how many steps `func(value)` takes at most, for a value of size n; None without a bound. Run nothing.
 
     Args:
         func: The function.
         definition: Its source, if it is not in a file.
+        argument: What is known of the value.
     """
     interpreter = Interpreter()
     try:
-        result = interpreter.call(to_readable(func, definition), [SizedValue(ARGUMENT_SIZE)], {})
+        result = interpreter.call(to_readable(func, definition), [argument], {})
         interpreter.spend(size_of(result))
     except Exception:  # `Unbounded`, or source of a shape that is not known here
         return None

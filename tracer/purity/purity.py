@@ -17,6 +17,8 @@ from types import FunctionType
 from typing import Any
 
 from teola_plugin.graph import UnfitValue
+from teola_plugin.tracer.purity.abstract_values import ARGUMENT_SIZE, SizedObject
+from teola_plugin.tracer.purity.data_classes import data_class_of
 from teola_plugin.tracer.purity.interpreter import Comprehension, free_names, inner_names, step_bound
 from teola_plugin.tracer.source import Definition, source_of
 
@@ -101,6 +103,34 @@ def plain_size(value: Any, limit: int) -> int:
         else:
             return limit + 1
     return min(total, limit + 1)
+
+
+MAX_PROPERTY_SIZE = 20_000
+"""Items and characters of the fields of an object whose property is computed ahead of its place."""
+
+
+def read_property(value: Any, compute: FunctionType) -> Any:
+    """Return `compute(value)`, a property of a data class of the user's that its other fields decide.
+
+    Raises `UnfitValue` for a property that is not certainly pure and fast, and for values of other classes.
+    """
+    names = _fields_for_property(type(value), compute)  # type: ignore[arg-type]
+    fields = getattr(value, "__dict__", {})
+    if names is None or not fields.keys() >= set(names):
+        raise UnfitValue(f"{compute.__name__} is a property that may do anything")
+    if plain_size({name: fields[name] for name in names}, MAX_PROPERTY_SIZE) > MAX_PROPERTY_SIZE:
+        raise UnfitValue("the object holds objects whose methods are not known, or very many")
+    return compute(value)
+
+
+@lru_cache(maxsize=256)
+def _fields_for_property(kind: type, compute: FunctionType) -> tuple[str, ...] | None:
+    """Return the fields that a pure property of a data class may read; None for one that is not known to be pure."""
+    data_class = data_class_of(kind)
+    if data_class is None:
+        return None
+    cost = step_bound(compute, argument=SizedObject(ARGUMENT_SIZE, data_class.default_sizes))
+    return tuple(data_class.default_sizes) if cost is not None and cost.degree == 1 else None
 
 
 def _is_from_framework(kind: type[Any]) -> bool:

@@ -210,9 +210,9 @@ class GraphDriver:
         asyncio.get_running_loop().call_later(FIRST_CALL_S, begin_and_end)
 
     def begin_unforeseen(self, run: QueryRun, deferred: DeferredSubplan) -> None:
-        """Begin a deferred subplan at whose place a call came that nobody foresaw, if the subplan that covers it failed.
+        """Begin a deferred subplan at whose place an unforeseen call came, if the subplan that covers it has failed.
 
-        Otherwise that one is only slower than the original, or goes on.
+        One that has not failed is only slower than the original.
         """
         has_failed = any(InstancePath(name).inside(deferred.covering) is not None for name in run.errors)
         if has_failed and deferred.begin(is_foreseen=False):

@@ -137,8 +137,9 @@ def key_of_the_state(model: HostedModel) -> Any:
     """Write with a plan if there is one, then take notes on what was written."""
 
     def write(state: State) -> State:
-        plan = state["plan"] if "plan" in state and state["plan"] else "nothing"
-        return {"answer": str(model.invoke(f"write by {plan}").content)}
+        if "plan" not in state:
+            return {"answer": str(model.invoke(f"write on {state['topic']}").content)}
+        return {"answer": str(model.invoke(f"write by {state['plan']}").content)}
 
     def take_notes(state: State) -> State:
         return {"notes": [str(model.invoke(f"note {kind} of {state['answer']}").content) for kind in ("a", "b")]}

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from teola_plugin.graph import UnfitValue
+from teola_plugin.tracer.functions.pure_expressions import read_field
 from teola_plugin.tracer.purity.data_classes import data_class_of, size_of_data
-from teola_plugin.tracer.purity.purity import analyze_purity
+from teola_plugin.tracer.purity.purity import MAX_PROPERTY_SIZE, analyze_purity
 
 
 @dataclass(kw_only=True)
@@ -191,3 +193,67 @@ def test_fields_of_data_classes_are_pure(function: Any) -> None:
 @pytest.mark.parametrize("function", IMPURE)
 def test_objects_of_data_classes_are_no_values(function: Any) -> None:
     assert analyze_purity(function) is None
+
+
+# ------------------------------------------------------------ properties
+
+
+printed: list[str] = []
+
+
+class Editor(BaseModel):
+    """A person, described by properties."""
+
+    name: str
+    roles: list[str] = []
+    friend: Any = None
+
+    @property
+    def persona(self) -> str:
+        """The name and the roles."""
+        return f"{self.name}: {', '.join(self.roles)}"
+
+    @property
+    def noted(self) -> str:
+        """The name, which is written down."""
+        printed.append(self.name)
+        return self.name
+
+    @property
+    def of_friend(self) -> str:
+        """The name of another object."""
+        return str(self.friend.name)
+
+
+@dataclass
+class Point:
+    """A point with a property."""
+
+    x: int
+
+    @property
+    def doubled(self) -> int:
+        """Twice the value."""
+        return self.x * 2
+
+
+def test_pure_properties_of_data_classes_are_read() -> None:
+    assert read_field(Editor(name="Ada", roles=["chair", "editor"]), "persona") == "Ada: chair, editor"
+    assert read_field(Point(3), "doubled") == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Editor(name="Ada"), "noted"),
+        (Editor(name="Ada", friend=Point(1)), "of_friend"),
+        (Editor.model_construct(name=Point(1)), "persona"),
+        (Editor.model_construct(name="Ada", roles=[Point(1)]), "persona"),
+        (Editor(name="a" * MAX_PROPERTY_SIZE), "persona"),
+    ],
+)
+def test_properties_that_may_do_anything_are_not_read(value: Any, name: str) -> None:
+    with pytest.raises(UnfitValue):
+        read_field(value, name)
+
+    assert printed == []
