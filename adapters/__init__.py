@@ -63,6 +63,7 @@ def accelerate(
     strict: bool = True,
     engines: str | None = None,
     read_only: Iterable[Any] | None = None,
+    prompt_cache: bool = False,
 ) -> Any:
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
@@ -95,6 +96,8 @@ def accelerate(
             written it: tools, names of tools, functions that take a tool and return a bool, and MCP servers. A server
             is its name (`"mcp:weather"`), a `MultiServerMCPClient` or a `ClientSession`; only those of its tools count
             that it declares `readOnlyHint`. docs/graphs.md says more.
+        prompt_cache: whether requests tell providers what to cache: OpenAI's get a `prompt_cache_key`, Anthropic's and
+            Bedrock's get cache markers. Without it requests are the original's, byte for byte. See docs/using.md.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
     not understood at all; `RegistrationError` for unknown engines, passes or tools, for `concurrent` or `read_only`
@@ -105,7 +108,9 @@ def accelerate(
     from teola_plugin.adapters.contract import adapter_of
     from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
 
-    options = Options.of(pool, bind, passes, speculate, app, shadow, concurrent, strict, engines, read_only)
+    options = Options.of(
+        pool, bind, passes, speculate, app, shadow, concurrent, strict, engines, read_only, prompt_cache
+    )
     return adapter_of(obj).accelerate(obj, options)
 
 

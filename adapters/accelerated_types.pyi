@@ -43,6 +43,7 @@ class Keywords(TypedDict, total=False):
     strict: bool
     engines: str | None
     read_only: Iterable[Any] | None
+    prompt_cache: bool
 
 class Accelerated:
     @property

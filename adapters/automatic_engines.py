@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from teola_plugin.adapters.engine_specs import EngineSpec, SpecOrReason
+from teola_plugin.adapters.prompt_cache import prompt_cache_section
+from teola_plugin.adapters.routing import RoutingRules
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import EngineProfile
 from teola_plugin.pool import EnginePool
@@ -170,10 +172,11 @@ def served_text(serving: Serving) -> str:
     return "\n".join(lines)
 
 
-def served_section(serving: Serving | None) -> str:
-    """Return the same as the last section of `explain()`; empty without `engines=`."""
+def engines_text(serving: Serving | None, rules: RoutingRules | None) -> str:
+    """Return the last sections of `explain()`: what `engines=` and `prompt_cache=` did; empty without them."""
     title = "" if serving is None else f'Served (engines="{serving.mode}")'
-    return "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
+    engines = "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
+    return engines + prompt_cache_section(None if rules is None else rules.prompt_cache)
 
 
 def _title(obj: Any) -> str:

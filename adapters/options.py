@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from teola_plugin.adapters.prompt_cache import PromptCache
 from teola_plugin.adapters.thread_safety import ThreadSafety, concurrent_objects
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.passes import Pass, resolve_passes
@@ -35,6 +36,8 @@ class Options:
     """Which of the user's own models get engines by themselves: see `adapters.automatic_engines`."""
     read_only: tuple[Any, ...] = ()
     """Tools, names of tools, predicates and MCP servers: see `adapters.langchain.tools.ReadOnlyTools`."""
+    prompt_cache: PromptCache | None = None
+    """The cache keys and markers of the app's requests; None for requests as the original sends them."""
 
     @classmethod
     def of(
@@ -49,6 +52,7 @@ class Options:
         strict: bool = True,
         engines: str | None = None,
         read_only: Iterable[Any] | None = None,
+        prompt_cache: bool = False,
     ) -> Options:
         """Check the arguments. Raise `RegistrationError` for unknown passes and values, and for a pool that is none."""
         if isinstance(read_only, str) or not isinstance(read_only or (), Iterable):
@@ -59,12 +63,15 @@ class Options:
             raise unknown_name("value of speculate", speculate, list(SPECULATE))
         if engines not in (None, *ENGINES):
             raise unknown_name("value of engines", str(engines), list(ENGINES))
+        if not isinstance(prompt_cache, bool):
+            raise RegistrationError(f"prompt_cache is {prompt_cache!r}.", hint="write prompt_cache=True")
         if pool is not None:
             need_pool(pool)
         resolved_passes = None if passes is None else resolve_passes(passes)
         threads = concurrent_objects(concurrent)
         tools = tuple(read_only or ())
-        return cls(pool, pairs(bind), resolved_passes, speculate, app, shadow, threads, strict, engines, tools)
+        cache = PromptCache(app or "") if prompt_cache else None
+        return cls(pool, pairs(bind), resolved_passes, speculate, app, shadow, threads, strict, engines, tools, cache)
 
     @property
     def threads(self) -> ThreadSafety:
@@ -73,7 +80,7 @@ class Options:
 
     def inside(self) -> Options:
         """Return the options for a part of the object: bindings are done by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0, engines=None, strict=False)
+        return replace(self, bind=(), shadow=0.0, engines=None, strict=False, prompt_cache=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import ref
 
 from teola_plugin.adapters.calls import aitems_inside, items_inside
+from teola_plugin.adapters.prompt_cache import PromptCache
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import during
 
@@ -74,16 +75,19 @@ class RoutingRules:
         classes: Mapping[type, EngineRoute] | None = None,
         servers: Callable[[ServerModel], EngineRoute | None] | None = None,
         server_model_of: Callable[[Any], ServerModel | None] = lambda obj: None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         """`servers`: returns the route of calls to a model on a server. `server_model_of`: returns which model on which
-        server an object talks to; None for objects that talk to none."""
+        server an object talks to; None for objects that talk to none. `prompt_cache`: for models that no engine serves.
+        """
         self._objects = {id(obj): (obj, route) for obj, route in objects}
         self._derived: WeakIdentityMap[EngineRoute] = WeakIdentityMap()
         self._classes = dict(classes or {})
         self._servers, self._server_model_of = servers, server_model_of
+        self.prompt_cache = prompt_cache
 
     def __bool__(self) -> bool:
-        return bool(self._objects or self._classes or self._servers)
+        return bool(self._objects or self._classes or self._servers or self.prompt_cache)
 
     @property
     def pools(self) -> list[EnginePool]:
@@ -94,7 +98,7 @@ class RoutingRules:
     @property
     def holds_for_new_objects(self) -> bool:
         """True if there are rules for objects that do not exist yet."""
-        return bool(self._classes or self._servers)
+        return bool(self._classes or self._servers or self.prompt_cache)
 
     def route(self, obj: Any) -> EngineRoute | None:
         """Return the engine that does the work of an object; None if the object does it itself."""

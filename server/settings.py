@@ -153,6 +153,8 @@ class AppSettings(BaseModel):
     """`package.module:object` of models of its own, and the engine that serves each."""
     read_only: list[str] = Field(default_factory=list)
     """Names of an agent's tools that change nothing, or `mcp:SERVER`: see `accelerate(..., read_only=[...])`."""
+    prompt_cache: bool = False
+    """True if requests to providers say what to cache: see `accelerate(..., prompt_cache=True)`."""
     repeatable: bool = False
     """True if a query that a crash has interrupted may be run again: only if the app writes nothing anywhere."""
     checkpoints: bool = False

@@ -18,7 +18,7 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
-from teola_plugin.adapters.automatic_engines import Serving, served_section
+from teola_plugin.adapters.automatic_engines import Serving, engines_text
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
@@ -292,7 +292,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             calls=[*(row for row in rows if row.target not in classes), *composites],
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
-        return replace(report, advice=(*report.advice, *waits), engines_text=served_section(self._serving))
+        return replace(report, advice=(*report.advice, *waits), engines_text=engines_text(self._serving, self._routing))
 
     @property
     def serving(self) -> Serving | None:

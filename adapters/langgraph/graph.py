@@ -24,7 +24,7 @@ from langchain_core.utils.aiter import aclosing
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.automatic_engines import Serving, served_section
+from teola_plugin.adapters.automatic_engines import Serving, engines_text
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
@@ -376,7 +376,7 @@ class AcceleratedGraph:
             note = NOTHING_PREFETCHED if acceleration.pool is None else ""
             trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
             report = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
-        return replace(report, engines_text=served_section(acceleration.serving))
+        return replace(report, engines_text=engines_text(acceleration.serving, acceleration.routing))
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one."""

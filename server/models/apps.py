@@ -348,6 +348,8 @@ def app(name: str, settings: AppSettings, pool: EnginePool) -> App:
             arguments["bind"] = bind
         if settings.read_only:
             arguments["read_only"] = settings.read_only
+        if settings.prompt_cache:
+            arguments["prompt_cache"] = True
         arguments |= target.arguments
         fast = accelerate(target.plain, **arguments)
     protocol = protocol_of(fast)

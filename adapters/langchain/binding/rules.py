@@ -31,7 +31,12 @@ from teola_plugin.adapters.langchain.binding.openai import (
     is_openai_embeddings,
     server_model_of,
 )
-from teola_plugin.adapters.langchain.binding.workers import check_arguments, check_bindings, intercept_routed_class
+from teola_plugin.adapters.langchain.binding.workers import (
+    check_arguments,
+    check_bindings,
+    intercept_calls,
+    intercept_routed_class,
+)
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.reachable import MAX_OBJECTS, reachable, referents
 from teola_plugin.adapters.routing import ROUTE, EngineRoute, RoutingRules, ServerModel
@@ -48,8 +53,10 @@ def routing_of(root: Any, options: Options) -> tuple[Options, RoutingRules | Non
     of; functions below it are looked into, and nothing runs. Raises `RegistrationError` for what an engine cannot do,
     and, if `options.strict`, for an object in `bind=` that does not occur in the app.
     """
+    if options.prompt_cache is not None:
+        intercept_calls()
     if not options.bind and options.engines is None:
-        return options, None, None
+        return options, RoutingRules(prompt_cache=options.prompt_cache) or None, None
     parts = list(reachable(root, _parts, limit=MAX_OBJECTS))
     routes = check_bindings(options.bind, options.pool)
     for obj, route in routes:
@@ -68,7 +75,7 @@ def routing_of(root: Any, options: Options) -> tuple[Options, RoutingRules | Non
         intercept_routed_class(cls)
     if servers is not None:
         intercept_routed_class(BaseLanguageModel)
-    return options, RoutingRules(objects, classes, servers, server_model_of), serving
+    return options, RoutingRules(objects, classes, servers, server_model_of, options.prompt_cache), serving
 
 
 def models_in(root: Any) -> list[Any]:

@@ -152,7 +152,7 @@ def route_call(target: Any, method: str, original: Any) -> RoutedCall | None:
         rules = current_rules.get()
         route = None if rules is None else rules.route(target)
         if route is None:
-            return None if rules is None else _joining_call(target, method, original, rules)
+            return None if rules is None else _unrouted_call(target, method, original, rules)
     if route is WORKER:
         return RoutedCall(original, False)
     try:
@@ -174,11 +174,15 @@ def _first_argument_alone(method: Callable[[Any], Any], target: Any, *args: Any,
     return method(next(iter((*args, *kwargs.values()))))
 
 
-def _joining_call(target: Any, method: str, original: Any, rules: RoutingRules) -> RoutedCall | None:
-    """Return the call of a retriever or a compressor in its query: embeddings below have no callbacks to find it by.
+def _unrouted_call(target: Any, method: str, original: Any, rules: RoutingRules) -> RoutedCall | None:
+    """Return how an object that no engine stands for makes a call under these rules; None for its own way.
 
-    None where the query is the ambient one, as everywhere but in batches.
+    Models get the keys and markers of the prompt cache. Retrievers and compressors are joined to their query, where it
+    is not the ambient one, as in batches: embeddings below have no callbacks to find it by.
     """
+    if rules.prompt_cache is not None and isinstance(target, BaseChatModel):
+        method_with_cache = rules.prompt_cache.wrap(target, original)
+        return None if method_with_cache is None else RoutedCall(method_with_cache, True)
     if not isinstance(target, BaseRetriever | BaseDocumentCompressor) or current_run.get() is not None:
         return None
     pool = next(iter(rules.pools), None)
@@ -488,11 +492,16 @@ def check_arguments(node: Any, route: EngineRoute, kwargs: Mapping[str, Any]) ->
         worker.sampling(None, kwargs)
 
 
+def intercept_calls() -> None:
+    """Ask the routing rules at every call of a provider method from now on."""
+    intercept()
+    route_calls(route_call)
+
+
 def intercept_routed_class(cls: type) -> None:
     """Intercept the provider methods of a class whose objects are routed, inherited ones too."""
-    intercept()
+    intercept_calls()
     follow_configured_objects(_derive)
-    route_calls(route_call)
     add_routed_methods(cls)
 
 

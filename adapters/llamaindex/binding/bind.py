@@ -38,7 +38,7 @@ from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
 from teola_plugin.adapters.planned_queries import log_fallback
-from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, route_of
+from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, current_rules, route_of
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
@@ -199,7 +199,9 @@ class ModelRouter:
     def body_of(self, target: Any, method: str, original: Body) -> Body:
         """Return the function that does the work of a provider method: the worker's, or the original."""
         route = route_of(target)
-        worker = None if route is None else self._worker_on(route, target)
+        if route is None:
+            return _body_with_prompt_cache(target, method, original)
+        worker = self._worker_on(route, target)
         return original if worker is None else worker.__teola_body__(method, original) or original
 
     def _worker_on(self, route: EngineRoute, target: Any) -> Any:
@@ -212,6 +214,21 @@ class ModelRouter:
     def check(self, target: Any, route: EngineRoute) -> Any:
         """Return the worker of a model on an engine. Raise `RegistrationError` for what the engine cannot do."""
         return self._workers.worker(target, route)
+
+
+_PROMPT_METHODS = (
+    *("_complete", "_acomplete", "_chat", "_achat"),
+    *("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat"),
+)
+"""The methods of `OpenAI` that send a prompt: all others call one of these."""
+
+
+def _body_with_prompt_cache(target: Any, method: str, original: Body) -> Body:
+    """Return the function of a provider method with the keys of the prompt cache, if the rules here have one."""
+    rules = current_rules.get()
+    if rules is None or rules.prompt_cache is None or method not in _PROMPT_METHODS:
+        return original
+    return rules.prompt_cache.wrap(target, original) or original
 
 
 ROUTER = ModelRouter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -35,6 +36,7 @@ from teola_plugin.adapters.llamaindex.binding.openai import (
     server_model_of,
 )
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.prompt_cache import cache_form
 from teola_plugin.adapters.routing import EngineRoute, RoutingRules, ServerModel
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import need_pool
@@ -67,6 +69,9 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
         route_models(own_class(one))
     for cls, route in classes.items():
         _route_class(cls, route)
+    for cls in subclasses_of(LLM) if options.prompt_cache is not None else ():
+        if cache_form(cls) is not None:
+            route_models(cls)
     for one, _ in options.bind if options.strict else ():
         if not isinstance(one, type) and is_surely_absent(obj, one):
             raise RegistrationError(
@@ -77,7 +82,7 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
         address = server_model_of(bound.obj)
         if address is not None and options.pool is not None:
             servers[address] = EngineRoute(options.pool, bound.engine)
-    rules = RoutingRules(objects, classes, servers.get if servers else None, server_model_of)
+    rules = RoutingRules(objects, classes, servers.get if servers else None, server_model_of, options.prompt_cache)
     return options, rules, serving
 
 
@@ -89,11 +94,15 @@ def _route_class(cls: type, route: EngineRoute) -> None:
             f"objects of the class {cls.__name__} cannot be bound to an engine.",
             hint="bind LLMs, embedding models or a SentenceTransformerRerank",
         )
-    pending = [cls]
-    while pending:
-        extended = pending.pop()
+    for extended in (cls, *subclasses_of(cls)):
         route_models(extended)
-        pending += extended.__subclasses__()
+
+
+def subclasses_of(cls: Any) -> Iterator[Any]:
+    """Yield the classes that extend a class, also those further below."""
+    for extended in cls.__subclasses__():
+        yield extended
+        yield from subclasses_of(extended)
 
 
 def _served(obj: Any, options: Options, mode: str) -> Serving:

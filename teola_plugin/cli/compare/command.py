@@ -68,6 +68,9 @@ def add_compare(commands: Any) -> None:
         help="a tool of an agent that changes nothing, or mcp:SERVER for those that the server declares so "
         "(may be repeated)",
     )
+    parser.add_argument(
+        "--prompt-cache", action="store_true", help="let requests tell providers what to cache, see accelerate()"
+    )
     parser.add_argument("--yes", action="store_true", help=f"do not ask before more than {MAX_UNCONFIRMED_RUNS} runs")
     for direction, tokens in (("in", "prompts"), ("out", "answers")):
         parser.add_argument(
@@ -134,7 +137,13 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     entries = entries_of(target.plain, options.object)
     check_inputs(inputs, entries, options.inputs)
     arguments = accelerate_arguments(
-        target, options.pool, options.bind, options.speculate, options.engines, options.read_only
+        target,
+        options.pool,
+        options.bind,
+        options.speculate,
+        options.engines,
+        options.read_only,
+        prompt_cache=options.prompt_cache,
     )
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     pool: EnginePool | None = fast.__teola_of__()[1]

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.comparison import Entries
     from teola_plugin.pool import EnginePool
 
-ACCELERATE_ARGUMENTS = ("app", "bind", "concurrent", "engines", "passes", "pool", "read_only", "speculate", "strict")
+ACCELERATE_ARGUMENTS = (
+    *("app", "bind", "concurrent", "engines", "passes", "pool"),
+    *("prompt_cache", "read_only", "speculate", "strict"),
+)
 """The arguments of `accelerate` that a comparison accepts."""
 _BY_HAND = "By hand:\n"
 
@@ -76,6 +79,8 @@ def accelerate_arguments(
     speculate: str | None,
     engines: str | None = None,
     read_only: Sequence[str] = (),
+    *,
+    prompt_cache: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments for `accelerate`: those that the user's module gives, with the command line's over them.
 
@@ -92,13 +97,16 @@ def accelerate_arguments(
         if isinstance(module_bindings, Mapping):
             module_bindings = module_bindings.items()
         arguments["bind"] = [*module_bindings, *map(_parse_binding, bindings)]
+    if prompt_cache:
+        arguments["prompt_cache"] = True
     if read_only:
         arguments["read_only"] = [*(arguments.get("read_only") or ()), *read_only]
     arguments |= {key: value for key, value in (("speculate", speculate), ("engines", engines)) if value is not None}
     if target.fast is not None and arguments:
         raise RegistrationError(
             "the object is accelerated already, with options of its own.",
-            hint="leave --pool, --bind, --engines, --read-only and --speculate away, or name the original",
+            hint="leave --pool, --bind, --engines, --speculate, --read-only and --prompt-cache away, "
+            "or name the original",
         )
     return {"app": "compare", **arguments}
 
