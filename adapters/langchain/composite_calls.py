@@ -29,6 +29,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.call_sites import eligible, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.composites import parts
+from teola_plugin.adapters.langchain.embeddings import split_embedding_call
 from teola_plugin.adapters.langchain.listening import active_run
 from teola_plugin.adapters.langchain.prefetch_plan import is_lowered
 from teola_plugin.adapters.langchain.prefetching import (
@@ -52,6 +53,7 @@ from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import current_run
 from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims import langchain as shims
+from teola_plugin.shims.interception import splitters
 from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
 from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import GenerationLeaf, RerankingLeaf, RetrievalLeaf, TextSearchLeaf
@@ -197,6 +199,11 @@ class CompositeRules:
             return []
         distinct = list(_distinct(calls))[1:]
         return [call for call in distinct if self.allows(call.part, on_loop=on_loop)]
+
+    def splits_batches(self, model: Any) -> bool:
+        """Return True if the requests of one call of `OpenAIEmbeddings` may be sent side by side."""
+        is_limited = id(model) in self._bounded or ensure_config().get("max_concurrency") is not None
+        return not is_limited and not model.show_progress_bar and self._threads.embeddings(model)
 
 
 def _bounded(node: Any) -> Iterator[Any]:
@@ -387,6 +394,7 @@ def _wrapping(expected: Any, *, on_loop: bool) -> Callable[[Any], Any]:
 def intercept_composite_methods() -> None:
     """Intercept the methods of `EXPECTED` in those of the classes that are imported, and the provider methods."""
     intercept()
+    splitters[:] = [split_embedding_call]
     intercept_composites(
         {
             cls: {name: _wrapping(expected, on_loop=name == "_agenerate") for name, expected in methods.items()}

@@ -176,6 +176,24 @@ class WrappedFunction:
         self._decorator.__wrapped__ = function
 
 
+splitters: list[Callable[[Any, Any], Callable[..., Any]]] = []
+"""At most one function that returns how an object makes a call that consists of several requests to its provider."""
+
+
+def splitting(wrap: Wrap) -> Wrap:
+    """Return a wrap that lets the splitter, if there is one, make calls of the original in another way."""
+
+    def wrap_split(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            function = splitters[0](self, original) if splitters else original
+            return function(self, *args, **kwargs)
+
+        return wrap(call)
+
+    return wrap_split
+
+
 class MethodInterceptors:
     """The wrapped methods of a process.
 

@@ -389,6 +389,26 @@ def chat_result(model: Any, response: Mapping[str, Any], headers: Mapping[str, s
     return model._create_chat_result(response, {"headers": dict(headers)} if model.include_response_headers else None)
 
 
+def copy_with_one_tokenization(model: Any) -> Any:
+    """Return a copy of `OpenAIEmbeddings` that splits equal texts into tokens once, for a call that is made twice.
+
+    Private: `_tokenize` of `OpenAIEmbeddings`; since langchain-openai 1.0. Without it: each call splits the texts.
+    """
+    copied = model.model_copy()
+    tokenize = getattr(copied, "_tokenize", None)
+    results: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def tokenize_once(texts: Any, chunk_size: int) -> Any:
+        key = id(texts), chunk_size
+        if key not in results:
+            results[key] = texts, tokenize(texts, chunk_size)  # type: ignore[misc]
+        return results[key][1]
+
+    if tokenize is not None:
+        object.__setattr__(copied, "_tokenize", tokenize_once)
+    return copied
+
+
 def sentence_transformer(embeddings: Any) -> Any:
     """Return the model inside a `HuggingFaceEmbeddings`; None where it cannot be found, and then it cannot be bound.
 

@@ -35,7 +35,7 @@ from langchain_core.runnables.configurable import RunnableConfigurableFields
 from langchain_core.tools import BaseTool
 
 from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
-from teola_plugin.shims.interception import MethodInterceptors, Wrap, observed, observers
+from teola_plugin.shims.interception import MethodInterceptors, Wrap, observed, observers, splitting
 from teola_plugin.shims.mcp import ignores_runtime
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -514,8 +514,8 @@ METHODS: dict[str, Wrap] = {
 }
 """The provider methods of models and retrievers, and how each is wrapped."""
 EMBEDDING_METHODS = {
-    "embed_documents": _result,
-    "aembed_documents": _aresult,
+    "embed_documents": splitting(_result),
+    "aembed_documents": splitting(_aresult),
     "embed_query": _result,
     "aembed_query": _aresult,
 }

@@ -11,6 +11,7 @@ import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.llms import MockLLM
+from llama_index.core.schema import TextNode
 from llama_index.embeddings.openai import OpenAIEmbedding
 from support.embedding_stub import MODEL, EmbeddingStub, embedding_stub, vector_of
 
@@ -117,6 +118,41 @@ def test_ingestion_gives_the_same(way: str, stub: EmbeddingStub, pool: EnginePoo
     expected = vectors(IngestionPipeline(transformations=[model]))
     pipeline = IngestionPipeline(transformations=[model], disable_cache=True)
     assert vectors(accelerate(pipeline, pool=pool, bind=[(model, "embedder")])) == expected
+
+
+def ingested(pipeline: Any) -> list[Any]:
+    documents = [Document(text=f"text {number}", id_=str(number)) for number in range(20)]
+    return [node.embedding for node in pipeline.run(documents=documents)]
+
+
+def inserted(index: Any) -> list[Any]:
+    nodes = [TextNode(text=f"text {number}", id_=str(number)) for number in range(20)]
+    index.insert_nodes(nodes)
+    return sorted(index.vector_store.data.embedding_dict.items())
+
+
+@pytest.mark.parametrize("how", ["own", "bind"])
+@pytest.mark.parametrize("work", ["pipeline", "index"])
+def test_batches_of_an_ingestion_go_side_by_side(work: str, how: str, stub: EmbeddingStub) -> None:
+    stub.delay_s = 0.05
+    model = embedding(stub, embed_batch_size=2)
+    run = ingested if work == "pipeline" else inserted
+
+    def make() -> Any:
+        if work == "pipeline":
+            return IngestionPipeline(transformations=[model], disable_cache=True)
+        return VectorStoreIndex([], embed_model=model)
+
+    expected = run(make())
+    assert stub.most_at_once == 1
+    original_log = take_log(stub)
+    if how == "own":
+        assert run(accelerate(make())) == expected
+    else:
+        with EnginePool.local([EmbeddingServer(base_url=stub.base_url, model=MODEL, max_inputs=1)]) as pool:
+            assert run(accelerate(make(), pool=pool, bind=[(model, "embedder")])) == expected
+    assert logged(stub) == original_log
+    assert stub.most_at_once > 3
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -414,6 +414,21 @@ def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.hint
 
 
+def test_copy_with_one_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    calls: list[int] = []
+    monkeypatch.setattr(OpenAIEmbeddings, "_tokenize", lambda self, texts, chunk_size: calls.append(chunk_size))
+    model = OpenAIEmbeddings(api_key="k")  # type: ignore[arg-type]
+    copied: Any = shims.copy_with_one_tokenization(model)
+    texts = ["a"]
+    for chunk_size in (2, 2, 3):
+        copied._tokenize(texts, chunk_size)
+    assert calls == [2, 3]
+    monkeypatch.delattr(OpenAIEmbeddings, "_tokenize")
+    assert shims.copy_with_one_tokenization(model) == model
+
+
 def test_client_of_resource() -> None:
     import openai
 
