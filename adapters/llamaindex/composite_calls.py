@@ -39,6 +39,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     intercept_methods,
     live_scopes,
     provider_methods,
+    routed_body,
     worker_of,
 )
 from teola_plugin.shims.llamaindex.models import is_paced
@@ -167,7 +168,9 @@ def _same(value: Any) -> Any:
 def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
     """Return the calls by which a model embeds texts; None where nothing may be prefetched."""
     threads = composite_threads.get()
-    if threads is None or is_pool_object(model) or is_paced(model) or not takes_threads(model, threads):
+    if threads is None or is_paced(model) or not takes_threads(model, threads):
+        return None
+    if is_pool_object(model) and not getattr(worker_of(model), "is_carried", False):  # its requests go at once
         return None
     try:
         method = embedding_method(type(model))
@@ -183,7 +186,7 @@ def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
         return None
     if not install(type(model), (method,)):
         return None
-    body = body_of(type(model), method)
+    body = routed_body(model, method, body_of(type(model), method))
     arguments = [(one if isinstance(one, str) else list(one),) for one in distinct[1:]]
     return CompositeCalls([LlamaIndexInvocation(model, method, body, one, {}) for one in arguments], workers)
 

@@ -162,6 +162,9 @@ class PlannedModel(CarriedModel):
 class CarriedEmbedding(ModelCopy):
     """A copy of an `OpenAIEmbedding` whose requests an engine carries."""
 
+    is_carried: ClassVar[bool] = True
+    """The engine sends requests of the model's own code to the server of the model."""
+
     def __teola_body__(self, method: str, original: Body) -> Body | None:
         """Return the function that sends the requests of a provider method."""
         if method not in EMBEDDING_METHODS:
