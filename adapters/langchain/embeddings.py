@@ -112,7 +112,7 @@ class _BatchRequest:
 
     @property
     def run_id(self) -> None:
-        """No id: embeddings have no runs."""
+        """The id of a run, which embeddings do not have."""
 
     def key(self) -> Hashable:
         return self.position
