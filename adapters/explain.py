@@ -63,7 +63,7 @@ def unplanned(prefetched: Sequence[str], trace: QueryTrace | None = None) -> str
     if not prefetched:
         return f"no gain: {NO_POOL}"
     if trace is not None:
-        return measured(trace)
+        return describe_measured_gain(trace)
     return f"{NOT_MEASURED}: {COMPARE}"
 
 
@@ -96,7 +96,7 @@ def _with_prefetched_calls(
     optimised: Optimised, source: Graph, context: PassContext, trace: QueryTrace | None, waits: Mapping[str, Any]
 ) -> str:
     if trace is not None:
-        return measured(trace, None if waits else source)
+        return describe_measured_gain(trace, None if waits else source)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in leaf_primitives(p)):
         return f"{NOT_MEASURED}: {COMPARE}"
     return f"not known before the first call, as the length of answers is not known: {COMPARE}"
@@ -126,7 +126,7 @@ def _one_by_one(waits: Mapping[str, Any]) -> str:
     )
 
 
-def measured(trace: QueryTrace, source: Graph | None = None) -> str:
+def describe_measured_gain(trace: QueryTrace, source: Graph | None = None) -> str:
     """Say what the last call gained, as far as its trace tells.
 
     `source`: the p-graph, where the duration of its calls in their order is comparable.

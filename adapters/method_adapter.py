@@ -314,7 +314,7 @@ class MethodLowering:
     def add_loop(self, name: str, items: Ref, lower_body: Callable[[MethodLowering, Ref], Ref], **captured: Ref) -> Ref:
         """Add a loop over a list, which collects what its body gives. In the body, a captured value has the ref
         `Ref("$name")`; `lower_body` gets the lowering of the body and the ref of the item."""
-        body = MethodLowering(self.on_loop, self.draft.body(), self.targets, self.objects)
+        body = MethodLowering(self.on_loop, self.draft.new_body(), self.targets, self.objects)
         output = lower_body(body, Ref(ITEM))
         name = self.draft.name(name)
         self.draft.absorb(body.draft)

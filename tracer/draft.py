@@ -185,7 +185,7 @@ class Draft:
         self.order += [(tail, head) for tail in first.tails for head in second.heads]
         return Span(first.heads, second.tails)
 
-    def body(self) -> Draft:
+    def new_body(self) -> Draft:
         """Return an empty draft for the body of a loop or a branch, with names that do not collide with this one's."""
         return Draft(names=self.names, sources=self.sources, created_models=self.created_models)
 

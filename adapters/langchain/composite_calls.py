@@ -282,8 +282,9 @@ class CompositeCalls:
             return self._waiting.popleft() if self._waiting else None
 
     def _work(self) -> None:
+        """Make the waiting calls, one after the other, in a thread."""
         while (call := self._next()) is not None:
-            _, context, config = self._silent(CallbackManager)
+            _, context, config = self._prefetch_context(CallbackManager)
             context.run(self._call, call, config)
 
     def _call(self, call: PartCall, config: RunnableConfig) -> None:
@@ -291,7 +292,7 @@ class CompositeCalls:
             call.part.invoke(call.input, config, **call.kwargs)
 
     def _start(self, call: PartCall) -> asyncio.Task[None]:
-        scope, context, config = self._silent(AsyncCallbackManager)
+        scope, context, config = self._prefetch_context(AsyncCallbackManager)
         task = asyncio.get_running_loop().create_task(self._acall(call, config), context=context)
         scope.stop = task.cancel
         return task
@@ -300,7 +301,8 @@ class CompositeCalls:
         with live(config), untraced(), contextlib.suppress(BaseException):
             await call.part.ainvoke(call.input, config, **call.kwargs)
 
-    def _silent(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
+    def _prefetch_context(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
+        """Return a scope, a context and a config for one prefetched call, of which no handler hears."""
         scope = CallScope(self._table, Caller.PLANNER, copied, is_offer=True)
         with self._lock:
             self._scopes.append(scope)
@@ -312,43 +314,45 @@ class CompositeCalls:
 # ------------------------------------------------------------ what each composite is about to call
 
 
-def _of_queries(node: Any, queries: list[str], run_manager: Any) -> tuple[list[PartCall], Any]:
+def _calls_for_queries(node: Any, queries: list[str], run_manager: Any) -> tuple[list[PartCall], Any]:
     return [PartCall(node.retriever, query, {}) for query in queries], run_manager
 
 
-def _of_retrievers(node: Any, query: str, run_manager: Any, **_: Any) -> tuple[list[PartCall], Any]:
+def _calls_for_retrievers(node: Any, query: str, run_manager: Any, **_: Any) -> tuple[list[PartCall], Any]:
     return [PartCall(retriever, query, {}) for retriever in node.retrievers], run_manager
 
 
-def _of_documents(node: Any, documents: Sequence[Any], query: str, callbacks: Any = None) -> tuple[list[PartCall], Any]:
+def _calls_for_documents(
+    node: Any, documents: Sequence[Any], query: str, callbacks: Any = None
+) -> tuple[list[PartCall], Any]:
     if not composites.asks_as_usual(node):
         return [], callbacks
     return [PartCall(node.llm_chain, node.get_input(query, one), {}) for one in documents], callbacks
 
 
-_ABOVE = ("tags", "metadata", "run_name", "run_id")
+_NOT_HANDED_ON = ("tags", "metadata", "run_name", "run_id")
 
 
-def _of_messages(
+def _calls_for_messages(
     model: Any, messages: Sequence[Any], stop: Any = None, callbacks: Any = None, **kwargs: Any
 ) -> tuple[list[PartCall], Any]:
-    arguments = {name: one for name, one in kwargs.items() if name not in _ABOVE}
+    arguments = {name: one for name, one in kwargs.items() if name not in _NOT_HANDED_ON}
     return [PartCall(model, list(prompt), {**arguments, "stop": stop}) for prompt in messages], callbacks
 
 
-def _of_prompts(
+def _calls_for_prompts(
     model: Any, prompts: Sequence[str], stop: Any = None, run_manager: Any = None, **kwargs: Any
 ) -> tuple[list[PartCall], Any]:
     return [PartCall(model, prompt, {**kwargs, "stop": stop}) for prompt in prompts], run_manager
 
 
 EXPECTED: Mapping[str, Mapping[str, Callable[..., tuple[list[PartCall], Any]]]] = {
-    composites.MULTI_QUERY: {"retrieve_documents": _of_queries},
-    composites.ENSEMBLE: {"rank_fusion": _of_retrievers},
-    composites.MERGER: {"merge_documents": _of_retrievers},
-    composites.EXTRACTOR: {"compress_documents": _of_documents},
-    "langchain_core.language_models.chat_models.BaseChatModel": {"generate": _of_messages},
-    "langchain_core.language_models.llms.LLM": {"_generate": _of_prompts, "_agenerate": _of_prompts},
+    composites.MULTI_QUERY: {"retrieve_documents": _calls_for_queries},
+    composites.ENSEMBLE: {"rank_fusion": _calls_for_retrievers},
+    composites.MERGER: {"merge_documents": _calls_for_retrievers},
+    composites.EXTRACTOR: {"compress_documents": _calls_for_documents},
+    "langchain_core.language_models.chat_models.BaseChatModel": {"generate": _calls_for_messages},
+    "langchain_core.language_models.llms.LLM": {"_generate": _calls_for_prompts, "_agenerate": _calls_for_prompts},
 }
 """By class and method: the calls that the method makes one after the other, and the callbacks that hear of them."""
 

@@ -255,7 +255,10 @@ class QueryCalls:
         self._start_ready()
 
     def close(self, *, succeeded: bool = False) -> None:
-        """End the query: cancel what the original did not claim, and remember where that was if it `succeeded`."""
+        """End the query: cancel the prefetched calls that the original did not claim.
+
+        If it `succeeded`, nothing more is prefetched at call sites where a prefetched call was wasted.
+        """
         open_calls.pop(self._query_id, None)
         prefetchers.pop(self._query_id, None)
         self.table.close()

@@ -232,7 +232,7 @@ class TeolaVectorStore(VectorStore):
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
         """Write chunks with their vectors, one request each; a row of the same id is replaced."""
         rows = [IngestRow(self.collection, c, _vector_payload(v)) for c, v in zip(chunks, vectors, strict=True)]
-        return self._call(PrimitiveKind.INGESTION, rows)
+        return self._start_requests(PrimitiveKind.INGESTION, rows)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Remove rows by id, or the whole collection when `ids` is None; ids that are not there are passed over."""
@@ -318,9 +318,10 @@ class TeolaVectorStore(VectorStore):
         unknown = {name: value for name, value in kwargs.items() if name not in _OF_OTHER_SEARCHES}
         _refuse(unknown, "search", ["k", "filter"])
         request = SearchVector(self.collection, tuple(vector), k, to_filter(filter))
-        return self._call(PrimitiveKind.SEARCHING, [request])
+        return self._start_requests(PrimitiveKind.SEARCHING, [request])
 
-    def _call(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
+    def _start_requests(self, kind: PrimitiveKind, payloads: Sequence[Any]) -> CallHandle:
+        """Start a request of the store's engine for each payload, in the query that the caller belongs to, if any."""
         run, request_context = call_context(self.pool)
         handle: CallHandle = self.pool.call(kind, self.engine, payloads, run=run, request_context=request_context)
         return handle

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from teola_plugin.adapters.explain import COMPARE, measured, only_whole, seconds_saved
+from teola_plugin.adapters.explain import COMPARE, describe_measured_gain, only_whole, seconds_saved
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
 from teola_plugin.adapters.plan_summary import listed
 from teola_plugin.graph import PromptPart
@@ -122,7 +122,11 @@ def _expectation(
     if trace is not None and left:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"
     unstreamed = [call.name for call in calls if call.start and call.is_whole_only]
-    text = f"not known yet, as a graph decides while it runs: {COMPARE}" if trace is None else measured(trace)
+    text = (
+        f"not known yet, as a graph decides while it runs: {COMPARE}"
+        if trace is None
+        else describe_measured_gain(trace)
+    )
     return f"{text}; {only_whole(unstreamed)}" if unstreamed else text
 
 

@@ -89,7 +89,7 @@ class GraphFacts:
 
     @property
     def first_choices(self) -> tuple[Choice, ...]:
-        """The conditional edges from the start."""
+        """The conditional edges from the start, which `explain()` lists."""
         start = None if self._shape is None else self._shape.nodes.get(START)
         return () if start is None else tuple(_choice(branch, START) for branch in start.branches)
 

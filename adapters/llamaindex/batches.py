@@ -140,11 +140,11 @@ class BatchPrefetching:
             return await super().aget_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc,no-any-return]
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        announce_nodes(nodes)
+        note_nodes_for_write(nodes)
         return super().__call__(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        announce_nodes(nodes)
+        note_nodes_for_write(nodes)
         return await super().acall(nodes, **kwargs)  # type: ignore[misc,no-any-return]
 
     @contextmanager
@@ -162,7 +162,7 @@ class BatchPrefetching:
             batches.close()
 
 
-def announce_nodes(nodes: Sequence[BaseNode]) -> None:
+def note_nodes_for_write(nodes: Sequence[BaseNode]) -> None:
     """Note the nodes that are embedded now for the write that runs beside the embedding, if there is one."""
     write = current_write.get()
     if write is not None:

@@ -124,7 +124,7 @@ def original_call(original: Any, name: str, args: tuple[Any, ...], kwargs: Mappi
 
 
 def _copy_argument(value: Any) -> Any:
-    """Return a copy of an argument that LlamaIndex writes into: queries get vectors, nodes get scores."""
+    """Return a copy of an argument for the second call: LlamaIndex writes vectors into queries, scores into nodes."""
     if isinstance(value, QueryBundle):
         return copy.copy(value)
     return [copy.deepcopy(one) for one in value] if isinstance(value, list) else value

@@ -20,7 +20,7 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.extractors import TitleExtractor
 
-from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, announce_nodes
+from teola_plugin.adapters.llamaindex.batches import BatchPrefetching, note_nodes_for_write
 from teola_plugin.adapters.llamaindex.pipelined_write import current_write
 from teola_plugin.adapters.llamaindex.prefetching import original_scope, takes_threads
 from teola_plugin.adapters.planned_queries import log_fallback
@@ -74,8 +74,8 @@ def intercept_batches() -> None:
         {
             "get_text_embedding_batch": _around_batches,
             "aget_text_embedding_batch": _around_async_batches,
-            "__call__": _around_nodes,
-            "acall": _around_async_nodes,
+            "__call__": _around_embedding_of_nodes,
+            "acall": _around_async_embedding_of_nodes,
         },
     )
 
@@ -221,19 +221,21 @@ def _around_async_batches(original: Any) -> Any:
     return wrapper
 
 
-def _around_nodes(original: Any) -> Any:
+def _around_embedding_of_nodes(original: Any) -> Any:
+    """Wrap a method by which an embedding model embeds nodes: note them for the write that stores rows meanwhile."""
+
     @functools.wraps(original)
     def wrapper(self: Any, nodes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        announce_nodes(nodes)
+        note_nodes_for_write(nodes)
         return original(self, nodes, *args, **kwargs)
 
     return wrapper
 
 
-def _around_async_nodes(original: Any) -> Any:
+def _around_async_embedding_of_nodes(original: Any) -> Any:
     @functools.wraps(original)
     async def wrapper(self: Any, nodes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        announce_nodes(nodes)
+        note_nodes_for_write(nodes)
         return await original(self, nodes, *args, **kwargs)
 
     return wrapper

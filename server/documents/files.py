@@ -63,7 +63,8 @@ class FileStore(Protocol):
     async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
         """Delete one document, those of a query, or all of a tenant. Return their number."""
 
-    async def expire(self, now: float) -> int: ...
+    async def expire(self, now: float) -> int:
+        """Delete the files that have expired by `now`, a Unix time. Return their number."""
 
 
 class MemoryFiles:

@@ -86,6 +86,7 @@ def without_documents(body: ChatRequest) -> tuple[ChatRequest, list[tuple[str, s
 
 
 def _is_document(part: Mapping[str, Any]) -> bool:
+    """Return True for a document that has been read: a part with its text."""
     return part.get("type") == DOCUMENT and isinstance(part.get("text"), str)
 
 

@@ -45,7 +45,8 @@ class Store(Protocol):
 
     async def unfinished(self) -> list[Record]: ...
 
-    async def expire(self, now: float) -> int: ...
+    async def expire(self, now: float) -> int:
+        """Delete the queries that have expired by `now`, a Unix time. Return their number."""
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
         """Delete one query, or all of a tenant. Return their number."""

@@ -74,6 +74,10 @@ def _messages(input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the chat message for one item of `input`; None for reasoning, which is left out.
+
+    Raise `HttpError` for all others.
+    """
     match item.get("type", "message"):
         case "message":
             content = item.get("content")
@@ -83,8 +87,8 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
                 raise bad_request(f"input: {reason}", "see OpenAI's form of messages", param="input")
             return {"role": role, "content": _parts(content)}
         case "function_call":
-            name, arguments, id = (_text_of(item, key) for key in ("name", "arguments", "call_id"))
-            return {"role": "assistant", "tool_calls": [function_call(id, name, arguments)]}
+            name, arguments, call_id = (_text_of(item, key) for key in ("name", "arguments", "call_id"))
+            return {"role": "assistant", "tool_calls": [function_call(call_id, name, arguments)]}
         case "function_call_output":
             output = item.get("output")
             if output is None:

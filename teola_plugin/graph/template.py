@@ -365,7 +365,7 @@ class EngineProfile:
         """Return the seconds by which verifying `drafted` tokens for each of `batch` requests lengthens a step."""
         return max(0.0, self.step(drafted, batch) - self.step(0, batch))
 
-    def measured(self, kind: PrimitiveKind) -> bool:
+    def is_measured(self, kind: PrimitiveKind) -> bool:
         """Return True if there is a curve for `kind`."""
         return kind in self.curves or _SAME_AS.get(kind, kind) in self.curves
 

@@ -67,7 +67,7 @@ class _OpenPathStep:
 
 
 @dataclass(slots=True)
-class _WaitingScope:
+class _CodeScope:
     """A step of the original, a provider call, or the query itself, with the waits and steps directly in it."""
 
     step: Step | None
@@ -96,7 +96,7 @@ class _PathFinder:
         if trace.waits is not None:
             self._scopes = self._nest(trace.waits)
         else:
-            self._scopes = {0: _WaitingScope(None, trace.started, self._wait_for_graph())}
+            self._scopes = {0: _CodeScope(None, trace.started, self._wait_for_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
         if self._trace.waits is None and not self._spans and not self._trace.steps:
@@ -112,11 +112,11 @@ class _PathFinder:
         ends = [s.done for s in used if s.done is not None]
         return [Wait(self._trace.started, max(ends), tuple(s.primitive for s in used))] if ends else []
 
-    def _nest(self, waits: Iterable[Wait]) -> dict[int, _WaitingScope]:
+    def _nest(self, waits: Iterable[Wait]) -> dict[int, _CodeScope]:
         """Return the scope of the query (0) and those of the steps by id, with the waits and steps in each."""
-        scopes = {0: _WaitingScope(None, self._trace.started)}
+        scopes = {0: _CodeScope(None, self._trace.started)}
         for step in self._trace.steps:
-            scopes[step.id] = _WaitingScope(step, step.began)
+            scopes[step.id] = _CodeScope(step, step.began)
         for step in self._trace.steps:
             outer = 0 if step.parent >= step.id or step.parent not in scopes else step.parent
             if not step.is_prefetched:
@@ -141,7 +141,7 @@ class _PathFinder:
 
     # ------------------------------------------------------------ code of the original
 
-    def _walk_code(self, scope: _WaitingScope, *, is_inside: bool = False) -> None:
+    def _walk_code(self, scope: _CodeScope, *, is_inside: bool = False) -> None:
         """Walk through the code of a scope, and everything that it waited for, to its beginning or before it.
 
         `is_inside`: `_at` is a moment in the middle of the scope, at which it let something begin.
@@ -160,7 +160,7 @@ class _PathFinder:
                 self._walk_code(self._scopes[last.id], is_inside=_end(last, self._trace) > before)
             is_inside |= self._at < last.began
 
-    def _last(self, scope: _WaitingScope, is_inside: bool) -> Wait | Step | None:
+    def _last(self, scope: _CodeScope, is_inside: bool) -> Wait | Step | None:
         """Return the wait or inner step of a scope that ended last before `_at`; None if none is left.
 
         `_walk_code` goes back from one to the next. `is_inside`: `_at` is a moment in the middle of the scope, at
@@ -175,7 +175,7 @@ class _PathFinder:
         candidates = filter(is_candidate, items)
         return max(candidates, key=lambda item: (min(self._at, _end(item, self._trace)), item.began), default=None)
 
-    def _walk_wait(self, scope: _WaitingScope, wait: Wait) -> None:
+    def _walk_wait(self, scope: _CodeScope, wait: Wait) -> None:
         """Walk through the primitives that a call waited for; through none, if its values were there before."""
         spans = [self._spans[name] for name in wait.spans if name in self._spans]
         span = max((s for s in spans if s.begin < self._at), key=lambda s: (s.done or 0.0, -s.depth), default=None)
@@ -185,8 +185,11 @@ class _PathFinder:
         self._add_code(scope, min(span.done, self._at))
         self._walk_primitives(span, wait.began)
 
-    def _add_code(self, scope: _WaitingScope, since: float) -> None:
-        """Add the code of a scope that ran since then. Functions that the plan knows have names of their own."""
+    def _add_code(self, scope: _CodeScope, since: float) -> None:
+        """Add to the path what the original's code in a scope did from `since` to `_at`, after its last wait.
+
+        Code that the trace has a span for keeps its name.
+        """
         since = max(since, self._trace.started)  # a call may have been on its way before its query began here
         while self._at > since:
             inside = [s for s in self._code if s.queued < self._at and s.done is not None and s.done > since]
@@ -198,7 +201,7 @@ class _PathFinder:
             else:
                 self._add(last, max(since, last.queued))
 
-    def _code_span(self, scope: _WaitingScope) -> Span:
+    def _code_span(self, scope: _CodeScope) -> Span:
         from teola_plugin.observe.spans import Span
 
         trace, step = self._trace, scope.step
@@ -234,7 +237,7 @@ class _PathFinder:
             self._seen.add(id(span))
             inner_waits = [wait for name in (span.primitive, *span.also) for wait in self._inner_waits.get(name, ())]
             if inner_waits:
-                self._walk_code(_WaitingScope(None, span.begin, inner_waits, code=span))
+                self._walk_code(_CodeScope(None, span.begin, inner_waits, code=span))
             if not self._path or self._path[-1].span is not span:
                 self._path.append(_OpenPathStep(span))
             step = self._path[-1]

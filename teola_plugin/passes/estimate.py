@@ -61,12 +61,12 @@ def seconds(p: Primitive, context: PassContext) -> float:
     return (profile.seconds(p.kind, _size(p)) if profile is not None else 0.0) or NOMINAL_SECONDS
 
 
-def measured(p: Primitive, context: PassContext) -> bool:
-    """Return True if the engine's profile has a curve for `p`, or `p` runs at the client."""
+def has_known_duration(p: Primitive, context: PassContext) -> bool:
+    """Return True if the duration of `p` is known: its engine was measured for this kind, or no engine runs it."""
     if p.kind not in ENGINE_KINDS:
         return True
     profile = context.profiles.get(p.engine)
-    return profile is not None and profile.measured(p.kind)
+    return profile is not None and profile.is_measured(p.kind)
 
 
 def tokens(parts: Iterable[PromptPart]) -> int:

@@ -18,7 +18,7 @@ from teola_plugin.graph import (
     growth,
 )
 from teola_plugin.passes.base import PassContext
-from teola_plugin.passes.estimate import measured, ready_times, tokens
+from teola_plugin.passes.estimate import has_known_duration, ready_times, tokens
 
 _K = PrimitiveKind
 CARRIED_READY_S = 1.0
@@ -102,7 +102,7 @@ class _Estimates:
             if p.on_engine:
                 bit = graph.bits[p.id]
                 self.engines[p.engine] = self.engines.get(p.engine, 0) | bit
-                if not measured(p, context):
+                if not has_known_duration(p, context):
                     self.unmeasured |= bit
 
     def busy(self, engine: str) -> dict[str, float]:

@@ -240,7 +240,7 @@ class OriginalCalls:
         for entry in new:
             entry.request_context = placed(entry.request_context, depth, entry.request_context.gang)
             entry.queued_depth = depth
-        remaining_s = driver.engines.remaining.call(query, depth)
+        remaining_s = driver.engines.remaining.of_call(query, depth)
         event, change = call_enqueue_event(
             driver.now(), run, call.kind, name, depth, call.request_context.gang, new, remaining_s
         )

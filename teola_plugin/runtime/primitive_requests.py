@@ -130,6 +130,7 @@ def _from_client(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[
 
 
 def _warmup(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """Return the payload of a warm-up: the prompt of the generation that the client's callable makes, to be cached."""
     return [Warmup(calls[p.call](inputs).prompt)]
 
 
@@ -284,8 +285,11 @@ class RemainingTimes:
         live = query.get(p.id)
         return depth * UNKNOWN_PRIMITIVE_S if live is None else self._of_spliced(query, live)
 
-    def call(self, query: LiveQuery | None, depth: int) -> float:
-        """Return the seconds for a call of the original that no graph knows: nothing of its query is more urgent."""
+    def of_call(self, query: LiveQuery | None, depth: int) -> float:
+        """Return the expected seconds from a call of the original to the end of its query, for its Enqueue event.
+
+        The graph does not have the call: it counts as much as the most urgent primitive.
+        """
         if query is None:
             return 0.0
         planned = self._planned(query.graph)

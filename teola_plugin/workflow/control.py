@@ -129,7 +129,7 @@ class Branch(Holding):
 
     def decompose(self, decomposition: Decomposition) -> Value:
         assert isinstance(self.then, Flow)
-        then_body, else_body = decomposition.body(self.then), self._other(decomposition)
+        then_body, else_body = decomposition.new_body(self.then), self._other(decomposition)
         kind = then_body.kind if then_body.kind is else_body.kind else Kind.ANY
         condition = decomposition.ref("condition")
         arms = (("then", then_body), ("else", else_body))
@@ -144,7 +144,7 @@ class Branch(Holding):
 
     def _other(self, decomposition: Decomposition) -> Body:
         if isinstance(self.otherwise, Flow):
-            return decomposition.body(self.otherwise)
+            return decomposition.new_body(self.otherwise)
         value = decomposition.read("otherwise") if isinstance(self.otherwise, str) else None
 
         def as_it_is(body: Decomposition) -> Value:
@@ -188,7 +188,7 @@ class Map(Holding):
         assert isinstance(self.flow, Flow)
         items = decomposition.read("over")
         width = items.width if isinstance(items.width, int) else None
-        body = decomposition.body(self.flow, **{self.each: Value(Ref(ITEM), _ONE.get(items.kind, Kind.ANY))})
+        body = decomposition.new_body(self.flow, **{self.each: Value(Ref(ITEM), _ONE.get(items.kind, Kind.ANY))})
         ref = decomposition.hold("", Role.MAP, named(items=items.ref), body, expected=width)
         return Value(ref, _MANY.get(body.kind, Kind.LIST), items.width)
 

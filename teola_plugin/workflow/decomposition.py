@@ -32,8 +32,8 @@ class Scope:
     around: Scope | None = None
     captured: dict[str, Ref] = field(default_factory=dict)
 
-    def body(self, values: Mapping[str, Value]) -> Scope:
-        return Scope(self.draft.body(), dict(values), self)
+    def new_body(self, values: Mapping[str, Value]) -> Scope:
+        return Scope(self.draft.new_body(), dict(values), self)
 
     def find(self, name: str) -> Value | None:
         """The value of that name; it is captured if it is of the scope around. None where there is none."""
@@ -191,9 +191,9 @@ class Decomposition:
             Component(name, role, all_inputs, body=templates[0], otherwise=otherwise, **more),
         )
 
-    def body(self, flow: Flow, **values: Value) -> Body:
+    def new_body(self, flow: Flow, **values: Value) -> Body:
         """A flow that a holder holds; it reads `values`, and whatever the holder could read."""
-        scope = self._scope.body(values)
+        scope = self._scope.new_body(values)
         outputs = scope.lower(flow)
         return Body(scope, outputs[last_of(flow)])
 
@@ -204,7 +204,7 @@ class Decomposition:
 
     def made_by_hand(self, build: Callable[[Decomposition], Value], **values: Value) -> Body:
         """A body without components of the user's: what `build` adds to it."""
-        scope = self._scope.body(values)
+        scope = self._scope.new_body(values)
         return Body(scope, build(Decomposition(scope, self._component)))
 
 

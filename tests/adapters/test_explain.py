@@ -27,7 +27,7 @@ from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from support.documented import chain as documented
 
 from teola_plugin import EnginePool, accelerate
-from teola_plugin.adapters.explain import measured, seconds_saved
+from teola_plugin.adapters.explain import describe_measured_gain, seconds_saved
 from teola_plugin.adapters.plan_summary import component_of, listed
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
@@ -304,8 +304,12 @@ def test_time_that_was_saved_is_what_calls_took_less_what_the_original_waited(
 
 
 def test_a_call_that_gained_nothing_is_said_to_have_gained_nothing() -> None:
-    assert measured(trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 2.0))).startswith("no gain in the last call (3.00 s)")
-    assert measured(trace_of((1.0, 0.0, 1.0), (1.5, 1.0, 1.0))).startswith("1.50 times faster in the last call: 3.00 s")
+    assert describe_measured_gain(trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 2.0))).startswith(
+        "no gain in the last call (3.00 s)"
+    )
+    assert describe_measured_gain(trace_of((1.0, 0.0, 1.0), (1.5, 1.0, 1.0))).startswith(
+        "1.50 times faster in the last call: 3.00 s"
+    )
 
 
 def side_by_side(*seconds: float) -> tuple[Graph, QueryTrace]:
@@ -325,13 +329,15 @@ def test_a_call_that_took_longer_than_in_its_place_is_said_to_be_slower() -> Non
     graph, trace = side_by_side(1.0, 2.0)
 
     assert seconds_saved(trace, graph) == -1.0
-    assert measured(trace, graph).startswith("1.33 times slower in the last call: 4.00 s, about 3.00 s with each call")
+    assert describe_measured_gain(trace, graph).startswith(
+        "1.33 times slower in the last call: 4.00 s, about 3.00 s with each call"
+    )
 
 
 def test_time_without_calls_is_no_loss() -> None:
     graph, trace = side_by_side(1.0)
 
-    assert measured(trace, graph).startswith("no gain in the last call (2.00 s)")
+    assert describe_measured_gain(trace, graph).startswith("no gain in the last call (2.00 s)")
 
 
 def test_functions_whose_calls_are_prefetched_are_no_reason_for_advice() -> None:

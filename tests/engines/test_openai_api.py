@@ -119,7 +119,7 @@ class TestOnVllm:
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         measured, asked = await self._measured(url, vllm_api)
-        assert asked > 10 and measured.measured(K.PREFILLING) and measured.measured(K.DECODING)
+        assert asked > 10 and measured.is_measured(K.PREFILLING) and measured.is_measured(K.DECODING)
         assert measured.min_split_tokens == 48, "blocks of 32 tokens"
         kept, asked = await self._measured(url, vllm_api)
         assert asked == 0 and measured == kept

@@ -41,7 +41,7 @@ CHECKED = {
     "drafts": {
         "lacking",
         "arguments",
-        "drafted_tokens",
+        "max_draft_tokens",
         "longest",
         "warm",
         "verified",

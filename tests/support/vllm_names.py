@@ -294,7 +294,7 @@ def _drafts() -> dict[str, Any]:
     ]
     nothing = torch.zeros((0, 4))
     return {
-        "drafts": [drafts.drafted_tokens(config), drafts.longest(config), config.speculative_config.method],
+        "drafts": [drafts.max_draft_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
         "undrafted": _undrafted(),
         "warmed": _warmed(),

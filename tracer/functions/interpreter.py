@@ -490,7 +490,7 @@ class FunctionInterpreter:
             return outer if outer is None or self.to_outer is None else self.to_outer(outer)
 
         return FunctionInterpreter(
-            self.draft.body(),
+            self.draft.new_body(),
             CallFrame(self.frame.free_names, read_outer=read_outer, code=self.frame.code),
             self.name,
             self.shared,
@@ -509,7 +509,7 @@ class FunctionInterpreter:
         """
         trial = replace(
             self,
-            draft=replace(self.draft.body(), names=component_names),
+            draft=replace(self.draft.new_body(), names=component_names),
             frame=replace(self.frame, names=dict(self.frame.names)),
             span=Span(),
             nesting=self.nesting + 1,

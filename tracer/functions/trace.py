@@ -160,7 +160,7 @@ def _summarize(
         return FunctionSummary()
     definition, frame = entry
     name = name or plain_function.__name__.strip("<>")
-    interpreter = FunctionInterpreter(draft.body(), frame, name, shared, attribute_values=attributes)
+    interpreter = FunctionInterpreter(draft.new_body(), frame, name, shared, attribute_values=attributes)
     try:
         block_exit = interpreter.run_function(definition)
     except Exception as error:  # what was read before still holds
@@ -179,7 +179,7 @@ def _conclude(interpreter: FunctionInterpreter, block_exit: BlockExit, draft: Dr
     removed, span = prune_function(own_draft, interpreter.span, interpreter.shared.helpers, producers(value))
     if not any(map(uses_engine, own_draft.components.values())):
         removed |= set(own_draft.components)
-        own_draft, span = draft.body(), EMPTY_SPAN
+        own_draft, span = draft.new_body(), EMPTY_SPAN
     value = move_to_draft(value, removed, own_draft, draft)
     draft.components |= own_draft.components
     draft.calls |= own_draft.calls

@@ -281,7 +281,7 @@ def _compressor_pipeline(node: Any) -> Node | None:
 def _is_exactly(node: Any, name: str) -> bool:
     """Return True for an object of this very class of langchain_classic.chains, unchanged, without a memory.
 
-    A memory is read and written on the way.
+    One with a memory also reads and writes that, which its equivalent would not.
     """
     kind = type(node)
     return _full_name(kind) == f"{_CHAINS}.{name}" and not find_override(node, kind) and not node.memory

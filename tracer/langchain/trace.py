@@ -280,7 +280,7 @@ class _ChainTracer:
         value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
-        body = self._draft.body()
+        body = self._draft.new_body()
         preferred_name = location.name("each")
         body_location = _Location(
             f"{location.path}.bound",
@@ -371,7 +371,7 @@ class _ChainTracer:
         value = read_key(value, choice.input_key) if choice.input_key else value
         drafts: list[Draft] = []
         for part in choice.parts:
-            drafts.append(self._draft.body())
+            drafts.append(self._draft.new_body())
             _ChainTracer(drafts[-1]).lower(part, value, part_location)
         for component in lookahead_of_choice(drafts, choice.is_certain):
             self._draft.add(component)
@@ -408,7 +408,7 @@ class _ChainTracer:
         """
         if self._read_function is None or location.kwargs or not location.is_watched:
             return ()
-        draft, inner, preferred_name = self._draft, self._draft.body(), location.name(short_name(node))
+        draft, inner, preferred_name = self._draft, self._draft.new_body(), location.name(short_name(node))
         name = draft.name(f"{preferred_name}.argument")
         heads: Names = ()
         for on_loop_only, function in functions_of(node).items():

@@ -503,7 +503,7 @@ class _LookaheadTracer:
     ) -> None:
         """Add what may start early of the nodes that may be chosen."""
         arms = [node for name in names if (node := self._successor(name, path)) is not None]
-        arm_drafts = [draft.body() for _ in arms]
+        arm_drafts = [draft.new_body() for _ in arms]
         state = replace(state, is_chosen=True)
         for arm, arm_draft in zip(arms, arm_drafts, strict=True):
             self._add_node(arm_draft, arm, state.read(arm.reads), state, path, runs_alone=runs_alone)
@@ -521,7 +521,7 @@ class _LookaheadTracer:
         items = materialize(draft, send.items, f"{target}.items")
         if node is None or items is None:
             return
-        body = draft.body()
+        body = draft.new_body()
         argument = send.instance.fields.get("arg", UNKNOWN_VALUE)
         lowered = lower_node(
             body,

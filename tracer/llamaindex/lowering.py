@@ -146,7 +146,7 @@ class Lowering:
     """True if the original makes the calls of a list concurrently, in an event loop of its own."""
 
     def new_body(self) -> Lowering:
-        return replace(self, draft=self.draft.body())
+        return replace(self, draft=self.draft.new_body())
 
     def require_llm(self, llm: Any) -> Any:
         """Return an LLM whose calls may be in the graph: one on the pool, or in a graph of own models one of those.

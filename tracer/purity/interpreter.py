@@ -234,6 +234,7 @@ class Interpreter(Machine):
     # ------------------------------------------------------------ expressions
 
     def _evaluate(self, node: ast.expr) -> AbstractValue:
+        """Return what is known of an expression's value, and count its steps. Raise `Unbounded` for no bound."""
         self.tick()
         match node:
             case ast.Constant(value) if is_plain_constant(value):
@@ -281,6 +282,7 @@ class Interpreter(Machine):
         raise Unbounded(f"the expression {type(node).__name__}")
 
     def _test(self, node: ast.expr) -> AbstractValue:
+        """Evaluate a condition, and count the steps that its truth value may take."""
         value = self._evaluate(node)
         self.spend(add(constant_size(1), size_of(value)))
         return value

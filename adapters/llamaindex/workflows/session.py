@@ -15,7 +15,7 @@ from llama_index.core.workflow.errors import WorkflowCancelledByUser  # type: ig
 from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[attr-defined]
 
 from teola_plugin.adapters.calls import Deadline, interrupting, joined
-from teola_plugin.adapters.explain import COMPARE, NO_POOL, ended_trace, measured, seconds_saved
+from teola_plugin.adapters.explain import COMPARE, NO_POOL, describe_measured_gain, ended_trace, seconds_saved
 from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import (
@@ -271,7 +271,9 @@ def explain_workflow(
     if not prefetched:
         in_place = "no gain is known: its steps run as they are written, each call in its place"
         return PlanReport(report, (), in_place, calls)
-    expected = f"not known yet, as it decides while it runs: {COMPARE}" if trace is None else measured(trace)
+    expected = (
+        f"not known yet, as it decides while it runs: {COMPARE}" if trace is None else describe_measured_gain(trace)
+    )
     figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace)}
     return PlanReport(report, prefetched, expected, calls, **figures)
 

@@ -251,7 +251,7 @@ def _print_first_answer(chain: Any, options: DemoOptions, report: Report) -> Non
 
 
 def _print_results(results: Iterator[tuple[str, Case]], title: str, report: Report) -> dict[str, Case]:
-    """Print the result of each case as soon as it is measured. Return all cases."""
+    """Print the case `uploaded` once it is measured, and `nothing_to_gain` at the end. Return all cases by key."""
     cases: dict[str, Case] = {}
     for key, case in results:
         cases[key] = case

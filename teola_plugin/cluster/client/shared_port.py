@@ -255,18 +255,19 @@ class SharedPort(ForwardingPort):
     def _on_piece(self, entry: EngineRequest, piece: Piece) -> None:
         try:
             fresh = entry.new_part(piece)
-        except EngineError as differs:  # after its host was lost
+        except EngineError as mismatch:  # after its host was lost
             self.cancel([entry])
-            self._end(entry, None, differs)
+            self._end(entry, None, mismatch)
         else:
             self._listener.on_piece(entry, fresh)
 
     def _on_end(self, entry: EngineRequest, news: RequestEnded) -> None:
+        """End a request as its host reports it; with an error if a retry's result differs from what was delivered."""
         try:
             entry.check_result(news.value)
             entry.search.version, entry.stream.cuts = news.version, news.cuts
-        except EngineError as differs:
-            self._end(entry, None, differs)
+        except EngineError as mismatch:
+            self._end(entry, None, mismatch)
         else:
             self._end(entry, news.value, news.error)
 

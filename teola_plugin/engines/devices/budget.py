@@ -179,11 +179,12 @@ def _check(load: _Load) -> None:
 
 def _reserved_bytes(load: _Load) -> int:
     """Return the bytes that must stay free on a card whose LLMs take all that is left."""
-    shares = len(load.on) > 1 and any(_has_open_share(demand) for demand in load.on)
+    shares = len(load.on) > 1 and any(_takes_what_is_left(demand) for demand in load.on)
     return math.ceil(KEPT_FREE * load.card.total) if shares else 0
 
 
-def _has_open_share(demand: Demand) -> bool:
+def _takes_what_is_left(demand: Demand) -> bool:
+    """Return True for an engine that takes all it may (an LLM) and whose share the user has not set."""
     return demand.fills and demand.share is None
 
 
@@ -196,14 +197,14 @@ def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
     if not loads:
         return Grant(normalize(demand.device) or ("" if demand.fills else "cpu"))
     device = "cuda:" + ",".join(str(load.card.index) for load in loads)
-    if not _has_open_share(demand) or all(len(load.on) == 1 for load in loads):
+    if not _takes_what_is_left(demand) or all(len(load.on) == 1 for load in loads):
         return Grant(device, demand.share)
     return Grant(device, _floor(min(_open_share(load, demand) for load in loads)))
 
 
 def _open_share(load: _Load, demand: Demand) -> float:
     """Return the share of an LLM without one: what it needs, and its part of what is left."""
-    card, fillers = load.card, [one for one in load.on if _has_open_share(one)]
+    card, fillers = load.card, [one for one in load.on if _takes_what_is_left(one)]
     spare = max(0.0, load.spare - KEPT_FREE * card.total) / len(fillers)
     return min(1 - KEPT_FREE, (demand.needs + spare) / card.total)
 

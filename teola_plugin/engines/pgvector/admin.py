@@ -138,7 +138,10 @@ async def _delete_collection(conn: sql.Connection, collection: str) -> None:
 
 
 async def _forget(conn: sql.Connection, collection: str) -> None:
-    """Delete a collection and its version: as if it had never been there."""
+    """Delete a collection, and the record of its version, which `_delete_collection` keeps.
+
+    A table that was made meanwhile (`place`) stays.
+    """
     await _delete_collection(conn, collection)
     await conn.execute("DELETE FROM teola.collections WHERE name = %s AND place IS NULL", (collection,))
 

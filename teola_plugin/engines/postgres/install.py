@@ -69,7 +69,10 @@ def server_user(pgdata: Path | None) -> User | None:
 
 
 def reachable(path: Path, user: User | None) -> bool:
-    """Return True if the user may pass through every folder down to `path`, and read `path` itself."""
+    """Return True if the user may pass through every folder down to `path`, and read `path` itself.
+
+    None, the current user, is not checked.
+    """
     if user is None:
         return True
     chain = [path, *path.parents]

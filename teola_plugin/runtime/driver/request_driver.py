@@ -108,12 +108,13 @@ class PreScheduling:
         """Return the followers of `before`: primitives that wait for it alone, each with its own followers."""
         if before.prefills or before.decodes or max_length < 1:
             return ()
-        fitting = (live for live in query.children(before.id) if self._can_follow(run, live, before))
+        fitting = (live for live in query.children(before.id) if self._can_be_sent_with(run, live, before))
         followers = (self._follow(run, query, live, before, max_length) for live in fitting)
         return tuple(follow for follow in followers if follow is not None)
 
     @staticmethod
-    def _can_follow(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
+    def _can_be_sent_with(run: QueryRun, live: LivePrimitive, before: Primitive) -> bool:
+        """Return True if `live` can be sent in one message with `before`, the only primitive that it waits for."""
         p = live.primitive
         if p.kind not in FOLLOWING or p.call or p.attributes.wrapped or p.speculative:
             return False

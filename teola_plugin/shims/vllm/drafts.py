@@ -51,8 +51,8 @@ def verified(output: Any) -> tuple[int, int]:
     return int(metrics.num_draft_tokens), sum(accepted * steps for accepted, steps in enumerate(metrics.histogram))
 
 
-def drafted_tokens(vllm_config: Any) -> int:
-    """`num_speculative_tokens`, as in 0.26 to 0.32."""
+def max_draft_tokens(vllm_config: Any) -> int:
+    """Return the most tokens that may be drafted in a step: `num_speculative_tokens`, as in vLLM 0.26 to 0.32."""
     return int(vllm_config.speculative_config.num_speculative_tokens)
 
 

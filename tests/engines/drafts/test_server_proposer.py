@@ -77,7 +77,7 @@ def test_where_it_does_not_fit_one_line_says_so_and_nothing_is_drafted(
 
 
 @pytest.mark.usefixtures("fits")
-@pytest.mark.parametrize("where", ["encoder", "mend", "drafted_tokens"])
+@pytest.mark.parametrize("where", ["encoder", "mend", "max_draft_tokens"])
 def test_nor_does_a_fault_while_it_is_made_end_the_server(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

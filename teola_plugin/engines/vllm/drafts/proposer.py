@@ -32,7 +32,7 @@ class DraftProposer:
         self._encode = TextEncoder(shim.encoder(vllm_config))
         self._limit = shim.longest(vllm_config)
         self._runner: shim.Runner | None = None
-        self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.drafted_tokens(vllm_config))
+        self._drafter = Drafter(Drafts(**json.loads(os.environ.get(ENV, "{}"))), shim.max_draft_tokens(vllm_config))
         self._drafter.set_step_durations(UNMEASURED_DURATIONS)
         shim.mend()
 
