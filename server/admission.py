@@ -37,6 +37,11 @@ class LatencyStep:
     """When the last time was added."""
 
     def add(self, running: int, seconds: float, at: float) -> None:
+        """Add a measured time to the moving averages of this step.
+
+        `running`: queries under way when the measured one began. `seconds`: how long it took. `at`: the time of the
+        measurement.
+        """
         self.running += SMOOTHING * (running - self.running)
         error = seconds - self.mean
         self.mean += SMOOTHING * error
@@ -55,6 +60,10 @@ class LatencyCurve:
         self._steps: dict[int, LatencyStep] = {}
 
     def learn(self, running: int, seconds: float, now: float) -> None:
+        """Add the time of an answered query that began while `running` others were under way.
+
+        A step whose last time is older than `MAX_AGE_S` begins anew with this one.
+        """
         step = _step(running)
         if step in self._steps and now - self._steps[step].at < MAX_AGE_S:
             self._steps[step].add(running, seconds, now)
@@ -156,6 +165,11 @@ class Admission:
         return ticket
 
     def _refusal_for(self, app: str, tokens: int, goal: float | None, elapsed: float) -> AdmissionRefusal | None:
+        """Return why a query may not begin now; None if it may.
+
+        `elapsed`: seconds since its request began to arrive, which count towards its `goal`. A full queue refuses any
+        query, a predicted time over the goal only those that have a goal.
+        """
         predicted = self.predicted(app)
         full = self.running >= self.max_requests or (self.running and self.tokens + tokens > self.max_tokens)
         if full:

@@ -75,6 +75,11 @@ class Envelope:
         self._hosts = hosts_of(service.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request, and record it in the log, the metrics and its span when it has ended.
+
+        The request gets an id: the client's `X-Request-ID` if it is well formed, else a new one. Other messages, such
+        as those of the server's lifespan, pass unchanged.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,6 +97,10 @@ class Envelope:
                 self._record(scope, sender, self._service.clock() - began, span)
 
     async def _answer(self, scope: Scope, headers: Headers, body: _LimitedReceiver, sender: _Sender) -> None:
+        """Pass the request to the app, or answer it with the error for which it is refused.
+
+        An exception of the app is logged, and becomes an error 500 unless the answer has begun.
+        """
         refusal = self._refusal(scope["method"], headers)
         try:
             if refusal is None:
@@ -104,6 +113,11 @@ class Envelope:
             await respond(refusal, scope, headers)(scope, body, sender)
 
     def _refusal(self, method: str, headers: Headers) -> HttpError | None:
+        """Return the error for a request that is refused by its headers alone; None if it may go on.
+
+        These are a foreign `Host`, a page of another site where the server has no keys, and a body that is declared too
+        large.
+        """
         if self._hosts and host_without_port(headers.get("host", "")) not in self._hosts:
             return bad_request("the Host header names no host of this server.", "see `hosts` in its settings")
         if not self._service.settings.keys and method not in _SAFE_METHODS and _is_cross_site(headers):
@@ -121,6 +135,10 @@ class Envelope:
         return settings.max_body + (settings.documents.max_bytes if form else 0)
 
     def _record(self, scope: Scope, sender: _Sender, seconds: float, span: Any) -> None:
+        """Write the request's line in the log, and add it to the metrics and to its span.
+
+        `seconds`: from the first byte of the request to the end of its answer.
+        """
         route = scope.get("route")
         path = getattr(route, "path", "") or "unknown"
         status = sender.status or CLIENT_GONE
@@ -174,6 +192,7 @@ class _LimitedReceiver:
         self._receive, self._max_bytes, self._remaining = receive, max_bytes, max_bytes
 
     async def __call__(self) -> Message:
+        """Return the next message of the request. Raise `HTTPException` (413) once its body exceeds the limit."""
         message = await self._receive()
         if message["type"] == "http.request":
             self._remaining -= len(message.get("body", b""))
@@ -191,6 +210,7 @@ class _Sender:
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
+        """Send a message of the answer. Its first one gets the id of the request and the security headers."""
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
@@ -215,6 +235,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Open what the app stores and recover unfinished queries; close both when the server stops."""
         await documents.store.open()
         await service.names.open(store)  # before unfinished queries go on under these names
         await queries.open()
@@ -251,6 +272,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
 
 
 async def _sweep(service: Service, queries: Queries) -> None:
+    """End idle queries and delete expired results, over and over, until the server stops and cancels this task."""
     while True:
         await asyncio.sleep(min(_SWEEP_S, service.settings.joined_idle / 2, service.settings.keep / 2))
         service.live.sweep()
@@ -270,6 +292,10 @@ async def _observe_lag(service: Service) -> None:
 
 
 def _on_teola_error(request: Request, error: Any) -> Response:
+    """Answer a request whose handler raised an error of this package, in the form of the request's protocol.
+
+    FastAPI calls it. Errors of the server itself (status 500 and above) are logged.
+    """
     failure = http_error(error)
     if failure.status >= 500:
         settings = request.app.state.service.settings
@@ -287,6 +313,8 @@ _OWN_ADDRESSES = ("/v1/activity", "/v1/queries", "/v1/rerank")
 
 
 def _on_invalid_body(request: Request, error: Any) -> Response:
+    """Answer a request whose body or parameters do not fit the schema, in the form of the request's protocol. FastAPI
+    calls it."""
     path = request.url.path
     protocol = "Anthropic" if speaks_anthropic(path, request.headers) else "OpenAI"
     is_own = path.startswith(_OWN_ADDRESSES)
@@ -315,6 +343,10 @@ class CoalescingTransport(asyncio.Transport):
         self._buffer: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Buffer a piece of an answer, to be sent with what else this turn of the loop writes.
+
+        The head of an answer is sent at once when its body follows.
+        """
         self._buffer.append(bytes(data))
         if len(self._buffer) == 1:
             self._loop.call_soon(self._send)
@@ -368,6 +400,7 @@ def coalescing_protocol(protocol: type[Any], clock: Callable[[], float]) -> type
             super().connection_made(CoalescingTransport(transport))
 
         def data_received(self, data: bytes) -> None:
+            """Read from the socket, and note in the scope of a request when its first byte arrived."""
             now, before = clock(), self.scope
             super().data_received(data)
             if self.scope is not before:  # a request has begun; its answer comes in a later turn of the loop

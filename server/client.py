@@ -63,6 +63,7 @@ class Joined:
 
     @property
     def headers(self) -> dict[str, str]:
+        """Return the headers by which a request joins this query, with its app, deadline and goal."""
         texts = {"X-Teola-Query": self.query, "X-Teola-App": self.app}
         seconds = {"X-Teola-Deadline": self.deadline, "X-Teola-Goal": self.goal}
         texts |= {name: f"{value:g}" for name, value in seconds.items() if value is not None}
@@ -187,6 +188,7 @@ def _query(reply: Mapping[str, Any]) -> SubmittedQuery:
 
 
 def _queries(reply: Mapping[str, Any]) -> list[SubmittedQuery]:
+    """Return the queries that a reply lists. Raise `QueryError` for a reply that is no list of queries."""
     data = reply.get("data")
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
         raise QueryError(f"the server's reply is no list of queries: {str(reply)[:200]}", hint=_WRONG_SERVER)
@@ -223,6 +225,11 @@ def _submission(
     documents: Sequence[ClientFile],
     settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    """Return the JSON body that submits a query, for the synchronous and the asynchronous client.
+
+    Files among `documents` are read here. A variable that is a submitted query becomes a reference to its answer. Raise
+    `QueryError` for a file that cannot be read.
+    """
     files = [document_to_json(file) for file in documents] or None
     optional = {"input": input, "inputs": inputs, "documents": files, "settings": settings}
     values = {name: {"query": one.id} if isinstance(one, SubmittedQuery) else one for name, one in variables.items()}
@@ -335,6 +342,10 @@ class TeolaClient:
         return _queries(self._send("GET", "/v1/queries", params=_list_parameters(limit, status)))
 
     def _send(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """Send a request, and return the JSON object of the reply.
+
+        Raise `QueryError` for what the server refuses, and `EngineUnavailable` if it cannot be reached.
+        """
         try:
             return _checked(self._http.request(method, path, **more))
         except httpx.TransportError as error:
@@ -367,6 +378,7 @@ class AsyncTeolaClient:
         documents: Sequence[ClientFile] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
+        """Submit a query; see `TeolaClient.submit`."""
         body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(await self._send("POST", "/v1/queries", json=body))
 
@@ -379,6 +391,7 @@ class AsyncTeolaClient:
         return query
 
     async def events(self, id: str, last: str = "") -> AsyncIterator[QueryEvent]:
+        """Yield the query's events until it ends or waits for somebody; see `TeolaClient.events`."""
         kind, broken = "", 0
         while True:
             try:
@@ -419,6 +432,10 @@ class AsyncTeolaClient:
         return _queries(await self._send("GET", "/v1/queries", params=_list_parameters(limit, status)))
 
     async def _send(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """Send a request, and return the JSON object of the reply.
+
+        Raise `QueryError` for what the server refuses, and `EngineUnavailable` if it cannot be reached.
+        """
         try:
             return _checked(await self._http.request(method, path, **more))
         except httpx.TransportError as error:

@@ -82,6 +82,8 @@ class _CurrentFigures:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the current figures of queries, the queue and engines. Prometheus' registry calls it whenever it is
+        read."""
         service = self._service
         admission, live = service.admission, service.live
         yield GaugeMetricFamily("teola_queries_running", "Queries under way", value=len(live.running))
@@ -101,6 +103,7 @@ class _CurrentFigures:
 
 
 def _engines(service: Service) -> Iterator[Metric]:
+    """Yield the load of each engine: running requests, share of the KV cache in use, and its tokens by app."""
     running = GaugeMetricFamily("teola_engine_running", "Requests at the engine", labels=["engine"])
     kv = GaugeMetricFamily("teola_engine_kv_used", "Share of its KV cache that is in use", labels=["engine"])
     text = "Tokens in its KV cache that running generations hold; a prefix that several share counts for each"
@@ -153,6 +156,10 @@ class _Primitives:
     def query_began(self, query_id: str) -> None: ...
 
     def query_ended(self, trace: QueryTrace) -> None:
+        """Count the primitives and tokens of a query that has ended, and their times at engines.
+
+        Beyond `_MAX_APPS` names of apps, further ones count as `other`.
+        """
         app = trace.app if trace.app in self._apps or len(self._apps) < _MAX_APPS else "other"
         self._apps.add(app)
         for span in trace.spans:
@@ -165,6 +172,7 @@ class _Primitives:
         self.batches.settle(trace.ended)
 
     def _on_engine(self, app: str, span: Span) -> None:
+        """Record the queueing time, running time, size and batch of a primitive that ran on an engine."""
         self._queued.labels(app, span.engine).observe(max(0.0, span.begin - span.queued))
         self._ran.labels(app, span.engine).observe(span.seconds)
         self._sizes.labels(app, span.engine).observe(span.size)
@@ -177,6 +185,10 @@ class _Primitives:
 
 
 def _tokens(span: Span) -> dict[str, int]:
+    """Return the numbers of tokens of a primitive, by what became of them.
+
+    `wasted` are all tokens of a primitive that ran and whose value nobody used.
+    """
     ran = span.unused and span.started is not None
     return {
         "computed": span.tokens - span.cached,

@@ -154,6 +154,10 @@ class Fetcher:
             ) from None
 
     async def _follow(self, settings: UrlSettings, url: str) -> Fetched:
+        """Fetch the document at an address, and check every redirect on the way as strictly as the address itself.
+
+        Raise `HttpError` for an address that may not be fetched, and after too many redirects.
+        """
         next_url, first = _parse_url(url), url
         for _ in range(settings.redirects + 1):
             hop = _check_hop(settings, next_url, first)
@@ -194,6 +198,11 @@ class Fetcher:
         return Fetched(data, headers.get("content-type", ""), hop.url.path.rpartition("/")[2][:200] or hop.host)
 
     async def _read(self, chunks: Any, length: str, first: str) -> bytes:
+        """Read the body of a reply up to the size limit. Raise `HttpError` (413) for a larger one.
+
+        `length`: the declared length in bytes, so that a body that is known to be too large is not read at all.
+        `first`: the address that the client gave, for the message.
+        """
         parts, remaining = list[bytes](), self._max_bytes
         if length.isascii() and length.isdigit() and int(length[:20]) > remaining:
             remaining = -1
@@ -224,6 +233,10 @@ class _PinnedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
+        """Connect to the address that was checked, not to what the name resolves to by now.
+
+        Raise `ConnectError` for any other host.
+        """
         if name_of_host(host) != self._host:
             raise httpcore.ConnectError(f"{host} was not checked")
         return await self._network.connect_tcp(self._address, port, timeout, local_address, socket_options)
@@ -246,6 +259,7 @@ def _check_hop(settings: UrlSettings, url: httpx.URL, first: str) -> _Hop:
 
 
 def _parse_url(url: str) -> httpx.URL:
+    """Parse an address that a client or a redirect gives. Raise `HttpError` for one that is malformed or too long."""
     if len(url) > _MOST_URL or not url.isprintable() or "\\" in url or " " in url:
         raise _forbidden(url)
     try:
@@ -255,6 +269,10 @@ def _parse_url(url: str) -> httpx.URL:
 
 
 def _join_location(url: httpx.URL, location: str, first: str) -> httpx.URL:
+    """Return the address that a redirect leads to; `location` may be relative. Raise `HttpError` for a malformed one.
+
+    `first`: the address that the client gave, for the message.
+    """
     try:
         return url.join(_parse_url(location))
     except (httpx.InvalidURL, ValueError):
@@ -329,6 +347,11 @@ class Documents:
         return file
 
     async def _read(self, caller: Caller, document: ClientDocument) -> ReadDocument:
+        """Read a document that a client gives as text, as data or as an address, and count it against the key's limit
+        of uploads.
+
+        Raise `HttpError` if a limit is reached, or the document cannot be fetched or read.
+        """
         refusal = caller.limits.begin_upload(self._clock())
         if refusal is not None:
             message = f"the key {caller.key.name!r} has reached its limit of uploads."
@@ -358,6 +381,8 @@ class Documents:
             raise too_large(name, max_bytes)
 
     async def _check_room(self, caller: Caller, size: int) -> None:
+        """Raise `HttpError` (413) if a document of `size` bytes would exceed what its tenant may store, in bytes or in
+        number."""
         max_bytes = min(caller.key.max_kept or self.settings.max_kept, self.settings.max_kept)
         if await self.store.total_bytes(caller.tenant) + size > max_bytes:
             hint = "delete some of GET /v1/files, or let them expire"
@@ -384,6 +409,8 @@ class Documents:
         self._check_number(body.get("messages"))
 
         async def store_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+            """Store the document of one part of a message, unless it is stored already. Return a part that names it by
+            its id."""
             document = parse_document(part)
             if document.id:
                 file = await self.get(caller.tenant, document.id)
@@ -409,6 +436,7 @@ class Documents:
         self._check_number(messages)
 
         async def read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+            """Return a part with the text of a document, in place of the part that names or holds it."""
             document = parse_document(part)
             if document.id:
                 file = await self.get(tenant, document.id)
@@ -422,6 +450,7 @@ class Documents:
         return ChatRequest.model_validate(changed)
 
     def _check_number(self, messages: Any) -> None:
+        """Raise `HttpError` if messages hold more documents than one query may have."""
         number, max_documents = sum(1 for _ in file_parts(messages)), self.settings.per_query
         if number > max_documents:
             raise bad_request(

@@ -36,6 +36,11 @@ class _Text(HTMLParser):
         self._depth = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin to skip an element that readers do not see, or break the text where the element begins a block, line or
+        cell.
+
+        While an element is skipped, those of the same name inside it are counted, so that its own end is found.
+        """
         if self._skipped:
             self._depth += tag == self._skipped
             if tag == "body" and self._skipped == "head":  # a head that was never closed
@@ -52,6 +57,7 @@ class _Text(HTMLParser):
             self._break(tag)
 
     def handle_endtag(self, tag: str) -> None:
+        """End the skipping of an element, or break the text after a block."""
         if self._skipped == tag:
             self._depth -= 1
             if not self._depth:
@@ -64,6 +70,7 @@ class _Text(HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
     def _break(self, tag: str) -> None:
+        """Add the line breaks that separate an element from the text before it: two for a block, one for a line."""
         if tag in _BLOCKS:
             self.parts.append("\n\n")
         elif tag in _LINES:
@@ -165,6 +172,10 @@ def read(kind: str, data: bytes, pages: int, characters: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Read the document from standard input within the limits, and write the result as JSON to standard output.
+
+    Arguments of the process: kind, pages, characters, bytes of memory, seconds.
+    """
     kind, pages, characters, memory, seconds = sys.argv[1], *map(int, sys.argv[2:6])
     data = sys.stdin.buffer.read()
     if kind == "pdf":

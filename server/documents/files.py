@@ -125,6 +125,7 @@ class PostgresFiles:
         await self._run(_TABLE)
 
     async def put(self, file: StoredFile) -> None:
+        """Store a document, its text apart from the rest, so that lists do not read the texts."""
         from psycopg.types.json import Jsonb
 
         metadata = Jsonb({**asdict(file), "text": ""})
@@ -132,6 +133,7 @@ class PostgresFiles:
         await self._run(_PUT, self._pool, file.tenant, file.id, *figures, metadata, file.text)
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
+        """Return a stored document with its text; None if the tenant has none of this id."""
         if "\0" in id:  # no text of PostgreSQL holds it
             return None
         rows = await self._rows(f"SELECT about, content {_MINE} AND id = %s", tenant, id)

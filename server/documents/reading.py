@@ -157,6 +157,10 @@ class Reader:
         return ReadDocument(name, kind, text, len(data), pages)
 
     async def _extract(self, name: str, kind: DocumentKind, data: bytes) -> tuple[str, int | None]:
+        """Return the text of a PDF or HTML page, and its number of pages, as a process of its own reads them.
+
+        Raise `HttpError` if the document cannot be read, and 429 if too many wait.
+        """
         input = data if kind == "pdf" else decode_document(data, name).encode()
         async with self._slot():
             reply = await self._run_extractor(name, kind, input)
@@ -166,6 +170,10 @@ class Reader:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
+        """Wait for one of the few places in which documents are read at a time, and hold it while the body runs.
+
+        Raise `HttpError` (429) if too many wait already.
+        """
         if self._slots.locked() and self._waiting >= self._settings.waiting:
             message = "the server has as many documents to read as it takes."
             raise too_many(message, 2, code="documents_queue_full", hint="wait as long as Retry-After says")
