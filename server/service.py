@@ -158,6 +158,11 @@ class Service:
     def _begin_query(
         self, caller: Caller, headers: RequestHeaders, model: Model, tokens: int, recovered: bool
     ) -> LiveQuery:
+        """Begin a query for a request that joins none, if there is room for it and its goal can be met.
+
+        `tokens`: an estimate for prompt and answer. `recovered`: an earlier server accepted it, so its goal is not
+        checked. Raise `HttpError` (429) if it is refused.
+        """
         name = headers.app or model.name
         if name not in self.admission.counts and name not in self.models and len(self.admission.counts) >= MAX_APPS:
             name = "other"  # names come from callers
@@ -179,6 +184,10 @@ class Service:
         return self.live.begin(query, ticket, tenant=caller.tenant, id=headers.query, goal=earliest)
 
     def _end(self, session: RequestSession, outcome: str) -> None:
+        """Count the end of a request for its key and its query. `RequestSession.end` calls it.
+
+        Where the query ended with this request, tokens that only its trace knows are charged later.
+        """
         run = session.query.run
         session.caller.limits.end(session.tokens)
         self.live.leave(session.query, outcome)
@@ -191,6 +200,8 @@ class Service:
         charged = session.tokens - session.outside_tokens
 
         def charge_rest(future: Future[QueryTrace | None]) -> None:
+            """Charge the key for tokens of the trace that the session has not charged yet. Called in the thread that
+            ends the trace."""
             trace = None if future.cancelled() or future.exception() else future.result()
             tokens = 0 if trace is None else sum(span.tokens + span.written for span in trace.spans)
             if tokens > charged and not loop.is_closed():
@@ -200,6 +211,7 @@ class Service:
 
 
 def _too_many(refusal: AdmissionRefusal, goal: float | None) -> HttpError:
+    """Return the error (429) for a refused query, with the time after which it may be sent again."""
     if refusal.reason == "full":
         message, hint = "the server has as many requests as it takes.", "wait as long as Retry-After says"
     else:

@@ -63,6 +63,7 @@ class UrlSettings(BaseModel):
     @field_validator("hosts")
     @classmethod
     def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of hosts in lower case. Raise `ValueError` for what is neither a name, `*.name` nor `*`."""
         names = tuple(name.strip().rstrip(".").lower() for name in hosts)
         for name in names:
             rest = name.removeprefix("*.")
@@ -232,6 +233,8 @@ class ServerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> ServerSettings:
+        """Raise `ValueError` for settings that contradict each other, or that would open a server without keys to
+        others."""
         if bool(self.certificate) != bool(self.private_key):
             raise ValueError("TLS needs both certificate and private_key")
         for field in ("name", "hash"):
@@ -254,6 +257,7 @@ class ServiceConfig(PoolConfig):
 
     @model_validator(mode="after")
     def _names(self) -> ServiceConfig:
+        """Raise `ValueError` for a name that is both an app and an engine, and if there is nothing to serve."""
         if both := sorted(set(self.apps) & set(self.engines)):
             raise ValueError(f"{both[0]} is an app and an engine: models have one name each")
         if not self.engines and not self.apps and not self.langgraph:

@@ -47,6 +47,10 @@ class RecentTraces:
     def query_began(self, query_id: str) -> None: ...
 
     def query_ended(self, trace: QueryTrace) -> None:
+        """Keep the trace of a query that has ended; drop the oldest traces if there are too many.
+
+        Called on the pool's loop.
+        """
         with self._lock:
             self._traces[trace.query_id] = trace
             self._spans += len(trace.spans)
@@ -86,6 +90,11 @@ class RecentTraces:
         ]
 
     def _queries_in(self, trace: QueryTrace, batch: Batch, spans: Sequence[Span]) -> tuple[str, ...]:
+        """Return the other queries that were part of a batch. The caller holds the lock.
+
+        `batch`: with the number -1, which stands for continuous batching, these are the queries that ran at the replica
+        at the same time as one of `spans`.
+        """
         engine, replica, number = batch
         if number >= 0:
             return tuple(id for id in self._batches.get(batch, ()) if id != trace.query_id)
@@ -97,6 +106,7 @@ class RecentTraces:
         return tuple(overlapping)
 
     def _drop(self, id: str) -> None:
+        """Forget a trace, and its part in batches. The caller holds the lock."""
         trace = self._traces.pop(id)
         self._spans -= len(trace.spans)
         for batch in {b for span in trace.spans if (b := batch_of(span)) is not None}:

@@ -39,6 +39,10 @@ def provider_of(settings: TracingSettings) -> TracerProvider:
 
 
 def _exporter(settings: TracingSettings) -> SpanExporter:
+    """Return the exporter that sends spans to the collector of the settings, by gRPC or HTTP.
+
+    Raise `EngineUnavailable` if its package is not installed.
+    """
     headers = {name.lower(): value for name, value in settings.headers.items()}
     kind = settings.protocol.partition("/")[0]
     try:

@@ -110,6 +110,11 @@ def framework_messages(body: ChatRequest) -> list[Any]:
 
 
 def _framework_message(message: ChatMessage, at: int, model: str) -> Any:
+    """Return a message of a chat as the framework of chains and graphs takes it.
+
+    `at`: its index in the chat, for errors. Raise `HttpError` if a field that its role needs is missing, or for content
+    that is no text.
+    """
     text, calls = content_of(message, model), calls_of(message)
     required = {"tool": "tool_call_id", "function": "name"}.get(message.role)
     if required is not None and getattr(message, required) is None:
@@ -158,6 +163,10 @@ def is_text(value: Any) -> bool:
 
 
 def text_in(value: Any, key: str = "") -> str:
+    """Return the answer's text in whatever an app returns: a text, a message, a dict, or a response of LlamaIndex.
+
+    `key`: the key of a dict that holds the answer. A value without a text becomes JSON.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -67,6 +67,7 @@ def _runnable_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
 
 
 def _input_schema(fast: Any) -> Mapping[str, Any]:
+    """Return the JSON schema of a Runnable's input, with a reference to a definition resolved."""
     schema: Mapping[str, Any] = fast.get_input_jsonschema()
     definition = str(schema.get("$ref", "")).rpartition("/")[2]
     resolved: Mapping[str, Any] = schema.get("$defs", {}).get(definition, schema)
@@ -139,6 +140,7 @@ async def _runnable_answer(fast: Any, request: AppRequest, settings: AppSettings
 
 
 def _runnable_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    """Raise `HttpError` for inputs in `metadata` that do not fit the schema of a Runnable's input."""
     schema = _input_schema(fast)
     if schema.get("type") == "string" and not isinstance(inputs, str):
         raise _wrong_inputs("the app takes a text")
@@ -164,6 +166,8 @@ RUNNABLE = AppProtocol(_runnable_input, _runnable_answer, _runnable_stream, _run
 
 
 async def _query_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    """Yield the answer of a query engine of LlamaIndex: its tokens and then the whole, or the whole alone if it does
+    not stream."""
     response = await fast.aquery(request.value)
     tokens = getattr(response, "async_response_gen", None)
     if tokens is None:
@@ -177,6 +181,7 @@ async def _query_stream(fast: Any, request: AppRequest, settings: AppSettings) -
 
 
 async def _query_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    """Return the whole answer of a query engine of LlamaIndex, also of an engine that is built to stream."""
     response = await fast.aquery(request.value)
     read = getattr(response, "get_response", None)  # of one that streams
     if read is None or not hasattr(response, "async_response_gen"):
@@ -205,6 +210,10 @@ def _chat_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
 
 
 def _chat_arguments(messages: Any) -> dict[str, Any]:
+    """Return the arguments for a chat engine or agent of LlamaIndex: the last message, and the history before it.
+
+    `messages`: one text, or pairs of role and text.
+    """
     if isinstance(messages, str):
         return {"message": messages, "chat_history": []}
     *history, (_, last) = messages
@@ -216,6 +225,7 @@ async def _chat_answer(fast: Any, request: AppRequest, settings: AppSettings) ->
 
 
 async def _chat_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    """Yield the tokens of a chat engine's answer, then the whole answer with its sources."""
     response = await fast.astream_chat(**_chat_arguments(request.value))
     text = ""
     async for token in response.async_response_gen():
@@ -225,6 +235,7 @@ async def _chat_stream(fast: Any, request: AppRequest, settings: AppSettings) ->
 
 
 def _chat_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    """Raise `HttpError` for inputs in `metadata` that are neither a text nor pairs of role and text."""
     pairs = [("user", inputs)] if isinstance(inputs, str) else inputs
     is_pairs = isinstance(pairs, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
     if not is_pairs or not pairs or not all(role in _ROLES and isinstance(text, str) for role, text in pairs):
@@ -236,6 +247,11 @@ CHAT_ENGINE = AppProtocol(_chat_input, _chat_answer, _chat_stream, _chat_check, 
 
 
 def _workflow_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return the arguments with which a workflow of LlamaIndex runs for a chat.
+
+    The text of the last message goes under the key that the settings name, or under `input`; an agent gets the message
+    and the history.
+    """
     if settings.input:
         return {settings.input: last_text(body)}
     if not hasattr(fast, "agents") and not hasattr(fast, "tools"):
@@ -293,6 +309,10 @@ async def _deployment_answer(fast: Any, request: AppRequest, settings: AppSettin
 
 
 async def _deployment_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
+    """Yield the answer of a deployed workflow as its model writes it, then the whole answer with sources and tokens.
+
+    Text is streamed only if the workflow streams the output that the settings choose.
+    """
     stream = fast.astream(request.value, request.config)
     request.on_query_begin(stream.running.id)
     if settings.output in ("", stream.running.output):

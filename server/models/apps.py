@@ -125,6 +125,7 @@ class DocumentInput:
             raise bad_request(message, hint, param="documents", code="unsupported")
 
     def _to_form(self, documents: Sequence[tuple[str, str]]) -> Any:
+        """Return documents, given as names and texts, in the form in which the app takes them."""
         if self.form == "text":
             return "\n\n".join(text for _, text in documents)
         if self.form == "documents":
@@ -148,6 +149,11 @@ def document_input(name: str, settings: AppSettings, protocol: AppProtocol, fast
 
 
 def _workflow_document_input(name: str, key: str, fast: Any) -> DocumentInput:
+    """Return the input by which a deployed workflow takes documents; one with an empty key if it takes none.
+
+    `key`: the input that the app's settings name; empty to find one by its kind. Raise `RegistrationError` for a name
+    that is no input.
+    """
     from teola_plugin.workflow.values import Kind
 
     forms = {Kind.DOCUMENTS: "documents", Kind.TEXT: "text"}
@@ -188,6 +194,10 @@ class App:
         return characters // 4 + 256
 
     async def answer(self, body: ChatRequest, session: RequestSession) -> list[Answer]:
+        """Run the app on a chat within the session's query, and return its one answer with the tokens that it has cost.
+
+        Raise `HttpError` for what the app cannot take, and `QueryTimeout` at the query's deadline.
+        """
         request, tally = self._request(body, session), listening_tally()
         with session.inside_query() as run:
             async with interrupting(Deadline.of(run)), self._turn():
@@ -197,6 +207,10 @@ class App:
         return [_with_cost(answer, tally, session)]
 
     async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        """Run the app on a chat, and yield pieces of its text, then its end, which holds the whole answer.
+
+        Raise `HttpError` for what the app cannot take, and `QueryTimeout` at the query's deadline.
+        """
         request, run, text, tally = self._request(body, session), session.run, "", listening_tally()
         fast = self.per_tenant.for_tenant(session.caller.tenant)
         async with self._turn():

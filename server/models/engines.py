@@ -68,12 +68,18 @@ class TextEngine:
         return await self._answers(requests, tools, session)
 
     async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
+        """Yield the engine's answers to a chat, piece by piece; each choice ends with a delta that holds the whole of
+        it."""
         requests, tools = self._chat_requests(body, session)
         async with aclosing(self._stream_answers(requests, tools, session)) as deltas:
             async for delta in deltas:
                 yield delta
 
     def _chat_requests(self, body: ChatRequest, session: RequestSession) -> tuple[list[Generate], ToolText | None]:
+        """Return one request to the engine for each choice of a chat, and the tools that its text may call.
+
+        Raise `HttpError` for parameters, messages, schemas and tools that the engine does not support.
+        """
         check_known(body.sent_fields(), _KNOWN, self.name)
         tools = tools_of(body)
         schema = tools.schema if tools is not None and tools.schema else schema_of(body.response_format)
@@ -91,6 +97,7 @@ class TextEngine:
         return await self._answers(self._completion_requests(body, prompts, session), None, session)
 
     async def stream_completion(self, body: CompletionRequest, prompts: list[str], session: RequestSession) -> Deltas:
+        """Yield the engine's continuations of the prompts, piece by piece, as `stream` does for a chat."""
         async with aclosing(
             self._stream_answers(self._completion_requests(body, prompts, session), None, session)
         ) as deltas:
@@ -100,6 +107,10 @@ class TextEngine:
     def _completion_requests(
         self, body: CompletionRequest, prompts: list[str], session: RequestSession
     ) -> list[Generate]:
+        """Return the requests to the engine for `n` continuations of each prompt.
+
+        Raise `HttpError` for parameters that the engine does not support.
+        """
         check_known(body.sent_fields(), _KNOWN, self.name)
         sampling = sampling_of(
             body, self._max_tokens(body.max_tokens or 16, session)
@@ -111,6 +122,8 @@ class TextEngine:
     async def _answers(
         self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
     ) -> list[Answer]:
+        """Send requests to the engine as one call, and return their answers once all are whole. Charge the session for
+        the tokens."""
         with session.at_call_position() as run:
             handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, requests, run=run)
         answers = [_answer(value, tools) for value in await handle]
@@ -120,6 +133,11 @@ class TextEngine:
     async def _stream_answers(
         self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
     ) -> Deltas:
+        """Send each request to the engine as a call of its own, and yield the deltas of all of them as they come.
+
+        Requests that still run are cancelled if the caller stops reading or one of them fails. The session is charged
+        as each choice ends.
+        """
         with session.at_call_position() as run:
             handles = [
                 self.pool.call(PrimitiveKind.PREFILLING, self.name, [request], stream=True, run=run)
@@ -172,6 +190,7 @@ async def _read_choice(
 
 
 def _answer(value: Generation, tools: ToolText | None) -> Answer:
+    """Return a generation of an engine as an answer, with the tool calls that its text makes."""
     usage = Usage(value.prompt_tokens, value.completion_tokens, value.cached_tokens)
     rest, calls = (value.text, []) if tools is None else tools.read(value.text)
     if not calls:
@@ -197,12 +216,14 @@ class VectorEngine:
     async def embed(
         self, texts: Sequence[str], role: Literal["query", "document"], session: RequestSession
     ) -> list[list[float]]:
+        """Return the vectors of texts, in their order. `role`: some models embed a query otherwise than a document."""
         with session.at_call_position() as run:
             requests = [EmbedText(text, role) for text in texts]
             handle = self.pool.call(PrimitiveKind.EMBEDDING, self.name, requests, run=run)
         return [to_list(vector) for vector in await handle]
 
     async def scores(self, query: str, texts: Sequence[str], session: RequestSession) -> list[float]:
+        """Return how relevant each text is to the query, in the order of the texts."""
         with session.at_call_position() as run:
             pairs = [ScorePair(query, text) for text in texts]
             handle = self.pool.call(PrimitiveKind.RERANKING, self.name, pairs, run=run)
@@ -244,6 +265,10 @@ class CarriedEngine(TextEngine):
             raise self._malformed(MalformedReply("no chunk of the stream has a choice"), "", ())
 
     async def _parsed_chunks(self, handle: CallHandle) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks of the server's stream as JSON objects, or the chunks that a whole reply amounts to.
+
+        The request is cancelled if the caller stops reading. Raise `EngineError` for a malformed chunk.
+        """
         has_pieces = False
         try:
             async for piece in handle.pieces:
@@ -271,6 +296,11 @@ class CarriedEngine(TextEngine):
         return malformed(self.name, getattr(engine, "base_url", None) or "its server", fault, content, headers)
 
     def _request(self, body: ChatRequest, session: RequestSession, stream: bool) -> Generate:
+        """Return the request that carries a chat to the server, unchanged but for the model's name, usage and limit of
+        tokens.
+
+        A stream always includes the usage, because the session counts the tokens.
+        """
         name = self.pool.versions()[self.name].get("model") or self.name
         fields = {**body.sent_fields(), "model": name, "stream": stream}
         if stream:  # always, because the session counts the tokens
@@ -314,6 +344,7 @@ class _JoinedChunks:
         self._calls: dict[int, dict[str, str]] = {}
 
     def add(self, choice: dict[str, Any]) -> str:
+        """Add one chunk of the choice. Return the text that it adds; parts of tool calls are joined for the end."""
         delta = choice.get("delta") or {}
         self._finish = choice.get("finish_reason") or self._finish
         self._stop_sequence = _stop_sequence(choice) or self._stop_sequence
@@ -339,6 +370,7 @@ def _usage(reply: dict[str, Any]) -> Usage:
 
 
 def _choice_answer(choice: dict[str, Any], usage: Usage) -> Answer:
+    """Return a choice of a server's whole reply as an answer."""
     message = choice.get("message") or {}
     functions = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
     calls = tuple(ToolCall(id or "", f.get("name") or "", f.get("arguments") or "") for id, f in functions)

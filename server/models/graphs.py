@@ -31,6 +31,11 @@ _QUERY = "teola_query"
 
 
 def to_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
+    """Return the state with which a graph begins for a chat: all messages under `messages`, or the last text under the
+    key of the settings.
+
+    Raise `HttpError` if the graph's state has no such key.
+    """
     key = settings.input or ("messages" if "messages" in fast.channels else "")
     if not key:
         raise bad_request(

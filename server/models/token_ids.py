@@ -48,6 +48,11 @@ class TokenIds:
         return [one if isinstance(one, str) else _decode(encoding, one, param) for one in items]
 
     def _encoding(self, param: str, names: Sequence[str]) -> str:
+        """Return the encoding of the token ids that a client sends: that of the settings, else that of a model of
+        OpenAI's.
+
+        `names`: the names of the requested model. Raise `HttpError` if there is none.
+        """
         for name in names:
             if encoding := self._encodings.get(name) or _openai_encoding(name):
                 return encoding
@@ -61,6 +66,9 @@ class TokenIds:
 
 
 def _check(encoding: str) -> None:
+    """Raise `ConfigError` for an encoding of the settings that tiktoken does not have, or if tiktoken is not installed.
+
+    """
     if find_spec("tiktoken") is None:
         raise ConfigError("server.token_ids needs tiktoken, which is not installed.", hint="pip install tiktoken")
     from tiktoken import list_encoding_names

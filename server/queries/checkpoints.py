@@ -84,6 +84,7 @@ class Checkpoints:
         await _forget(self._saver, await self._threads(_SELECT_EXPIRED, now - self._keep))
 
     async def _threads(self, text: str, value: Any) -> list[str]:
+        """Return the names of the threads that a statement selects in the server's database."""
         assert self._pool is not None
         async with self._pool.connection() as connection:
             rows = await (await connection.execute(text.encode(), (value,))).fetchall()
@@ -96,6 +97,8 @@ async def _forget(saver: Any, threads: Iterable[str]) -> None:
 
 
 def _check(app: App) -> None:
+    """Raise `RegistrationError` for an app that cannot leave its checkpoints to the server: no graph, or one that has
+    its own."""
     if not hasattr(app.fast, "checkpointer"):
         message = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."
         raise RegistrationError(message, hint="leave its checkpoints out")

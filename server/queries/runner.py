@@ -137,6 +137,7 @@ def check_variables(body: Any, variables: Mapping[str, Any]) -> None:
 
 
 def names_in(value: Any) -> set[str]:
+    """Return the names of variables, written as `{{ name }}`, in all texts of a query's input."""
     if isinstance(value, str):
         return set(_NAME.findall(value))
     if isinstance(value, Mapping):
@@ -191,6 +192,10 @@ class Queries:
         await self.checkpoints.close()
 
     async def _recover(self, record: Record) -> None:
+        """Take up a query that an earlier server left unfinished: run it, let it wait on, or report it as interrupted.
+
+        Called once for each such query when the server starts.
+        """
         service = self._service
         caller = next((c for c in service.callers.values() if c.tenant == record.tenant), None)
         decision = await recovery_of(record, caller, service.models.get(record.model))
@@ -322,6 +327,8 @@ class Queries:
         return await self.get(tenant, id)
 
     async def forget(self, tenant: str, id: str) -> None:
+        """Cancel the query if it runs, and delete its record, documents and thread. Raise `HttpError` for an unknown
+        one."""
         record = await self.cancel(tenant, id)
         self._running.pop((tenant, id), None)
         model = self._service.models.get(record.model)
@@ -362,6 +369,7 @@ class Queries:
     # ------------------------------------------------------------ running
 
     def _begin(self, record: Record, session: RequestSession) -> None:
+        """Start the task that runs an accepted query, and a log of its events for those who follow it."""
         session.query.add_part(record.id, submitted=True)
         live = RunningQuery(record)
         live.log.begin(record.attempt + 1)
@@ -369,6 +377,11 @@ class Queries:
         live.task = asyncio.create_task(self._run(live, session))
 
     async def _run(self, live: RunningQuery, session: RequestSession) -> None:
+        """Run a query to its end, and store its answer, its error, or the question that it waits with.
+
+        It is the body of the query's task. A query that is stopped because the server closes stays unfinished in the
+        store, for the next server.
+        """
         outcome, changes = "failed", dict[str, Any]()
         try:
             answer = await self._answer(live, session)
@@ -402,6 +415,11 @@ class Queries:
         live.add_event(record.status, record.to_reply())
 
     async def _answer(self, live: RunningQuery, session: RequestSession) -> Answer:
+        """Record that the query runs, let its model answer, and return the answer. Pieces of text become events on the
+        way.
+
+        It waits for other queries whose answers are its variables. Raise `HttpError` if one of these has none.
+        """
         record = live.record
         body = to_chat(fill_in(record.body, await self._values(record)))
         body = await self._documents.with_texts(record.tenant, body)

@@ -185,6 +185,7 @@ class PostgresStore:
             await asyncio.sleep(0.1)
 
     async def close(self) -> None:
+        """Release the pool's lock and close all connections. Idempotent."""
         owner, self._owner = self._owner, None
         if owner is not None:
             await owner.close()
@@ -193,12 +194,14 @@ class PostgresStore:
             self._connections = None
 
     async def put(self, record: Record) -> None:
+        """Store the record durably, in place of an earlier one of the same tenant and id."""
         from psycopg.types.json import Jsonb
 
         columns = (record.tenant, record.id, record.status, record.created, record.expires)
         await self._run(_PUT, self.pool, *columns, Jsonb(_storable(asdict(record))))
 
     async def get(self, tenant: str, id: str) -> Record | None:
+        """Return the record of a tenant's query; None if there is none."""
         if "\0" in id:  # no text of PostgreSQL holds it
             return None
         records = await self._read("tenant = %s AND id = %s", tenant, id)
@@ -228,6 +231,7 @@ class PostgresStore:
         await self._run(_PUT_NAME, self.pool, tenant, name)
 
     async def _read(self, where: str, *values: Any) -> list[Record]:
+        """Return the records of this pool for which an SQL condition holds. `where` may also order and limit them."""
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
         async with self._open().connection() as connection:
             rows = await (await connection.execute(text.encode(), (self.pool, *values))).fetchall()
@@ -268,6 +272,9 @@ class EmbeddedStore(PostgresStore):
         self._server: Any = None
 
     async def open(self) -> None:
+        """Start the PostgreSQL server of this store, in a thread because that takes seconds, and open the store in it.
+
+        """
         from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 
         self._server = EmbeddedPostgres(self._folder)

@@ -133,6 +133,10 @@ async def _written_answer(
 async def _written_events(
     model: ChatModel, chat: ChatRequest, writer: AnswerWriter, session: RequestSession
 ) -> AsyncIterator[str]:
+    """Yield a model's streamed answer as events in the form that `writer` writes.
+
+    The first events wait for the model's first piece, so that a refusal still has its own HTTP status.
+    """
     has_begun = False
     async with aclosing(model.stream(chat, session)) as deltas:
         async for delta in deltas:
@@ -152,6 +156,7 @@ class SessionResponse(JSONAnswer):
         super().__init__(content, headers=session_headers(session))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, then end the session: as done, failed, or cancelled if the client has left."""
         try:
             await super().__call__(scope, receive, send)
         except BaseException as error:
@@ -171,6 +176,10 @@ class SessionStream(StreamingResponse):
         super().__init__(self._lines(first, failed), media_type="text/event-stream", headers=headers)
 
     async def _lines(self, first: str | None, failed: Callable[[HttpError], str]) -> AsyncIterator[str]:
+        """Yield the lines of the stream, and end the session as done or failed. An error becomes the last event.
+
+        `first`: the event that was read before the answer began.
+        """
         try:
             if first is not None:
                 yield first
@@ -187,6 +196,10 @@ class SessionStream(StreamingResponse):
             self._session.end("done")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. However it ends, close the source of its events and the session.
+
+        Ending the session as cancelled has no effect if the stream has ended it before.
+        """
         try:
             await super().__call__(scope, receive, send)
         finally:

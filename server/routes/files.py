@@ -73,6 +73,7 @@ async def _document(form: FormData) -> ClientDocument:
 
 
 def _purpose(form: FormData) -> str:
+    """Return the purpose that an upload's form gives, by default `user_data`. Raise `HttpError` for an unknown one."""
     purpose = form.get("purpose", _PURPOSES[0])
     if purpose not in _PURPOSES:
         raise bad_request(f"the purpose {purpose!r:.80} is none of this server's.", "send user_data", param="purpose")
@@ -80,6 +81,10 @@ def _purpose(form: FormData) -> str:
 
 
 def _seconds(form: FormData) -> float | None:
+    """Return the seconds for which an upload's form asks to store the document; None if it does not say.
+
+    Raise `HttpError` for what is no positive whole number.
+    """
     value = form.get("expires_after[seconds]")
     if value is None:
         return None
@@ -124,6 +129,7 @@ async def get_content(request: Request, id: str) -> Response:
 
 @router.delete("/files/{id}")
 async def delete_file(request: Request, id: str) -> dict[str, Any]:
+    """Delete a stored document."""
     documents, caller = _documents_and_caller(request)
     await documents.get(caller.tenant, id)
     await documents.store.delete(caller.tenant, id)

@@ -44,6 +44,10 @@ async def count_tokens(request: Request, body: TokenCountRequest) -> Response:
 
 
 async def _count_tokens(model: ChatModel, chat: ChatRequest, session: RequestSession) -> dict[str, Any]:
+    """Return the number of tokens of a prompt, as the engine reports it after writing one token.
+
+    Raise `HttpError` for a server that does not count tokens.
+    """
     usage = (await model.answer(chat, session))[0].usage
     if not usage.prompt:
         raise unsupported("model", f"the server behind {model.name!r} does not count tokens.", "leave the count out")

@@ -72,6 +72,7 @@ def _model(model: Any) -> dict[str, Any]:
 
 @router.post("/chat/completions")
 async def chat(request: Request, body: ChatRequest) -> Response:
+    """Answer a chat with an LLM engine or an app, whole or as a stream of chunks."""
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
     body = await with_documents_read(request, model, body)
     answer = body.max_completion_tokens or body.max_tokens
@@ -90,6 +91,7 @@ async def _chat(model: ChatModel, body: ChatRequest, session: RequestSession) ->
 
 
 async def _chat_events(model: ChatModel, body: ChatRequest, session: RequestSession) -> AsyncIterator[str]:
+    """Yield the server-sent events of a streamed chat, ending with `[DONE]`."""
     chunks = ChatChunks(body.model, body.includes_usage)
     async for delta in model.stream(body, session):
         for chunk in chunks.chunks_of(delta):
@@ -110,6 +112,7 @@ async def _carried_events(model: CarriedEngine, body: ChatRequest, session: Requ
 
 @router.post("/completions")
 async def completions(request: Request, body: CompletionRequest) -> Response:
+    """Continue one or more prompts with an LLM engine, whole or as a stream of chunks."""
     model = cast(TextModel, model_of(request, body.model, "chat"))
     prompts = await _texts(request, model, body.model, body.prompt, "prompt")
     count = len(prompts) * (body.n or 1)
@@ -128,6 +131,7 @@ async def _completion(
 async def _completion_events(
     model: TextModel, body: CompletionRequest, prompts: list[str], session: RequestSession
 ) -> AsyncIterator[str]:
+    """Yield the server-sent events of streamed completions, ending with `[DONE]`."""
     chunks = CompletionChunks(body.model, body.includes_usage, body.n or 1)
     async for delta in model.stream_completion(body, prompts, session):
         for chunk in chunks.chunks_of(delta):
@@ -150,6 +154,7 @@ async def _texts(
 
 @router.post("/embeddings")
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """Return the vectors of one or more texts."""
     model = cast(VectorEngine, model_of(request, body.model, "embedding"))
     texts = await _texts(request, model, body.model, body.input, "input")
     _check_batch(request, texts, "input")
@@ -160,6 +165,10 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
 async def _embed(
     model: VectorEngine, body: EmbeddingRequest, texts: list[str], session: RequestSession
 ) -> dict[str, Any]:
+    """Return the body of a reply with the vectors of texts, as numbers or in base64. Charge the session.
+
+    Raise `HttpError` if the request wants another number of dimensions than the model gives.
+    """
     vectors = await model.embed(texts, body.input_type, session)
     if body.dimensions is not None and body.dimensions != len(vectors[0]):
         raise bad_request(
@@ -190,6 +199,7 @@ def _estimate_usage(session: RequestSession, texts: Sequence[str]) -> dict[str, 
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
+    """Return documents with their scores for a query, the most relevant first."""
     model = cast(VectorEngine, model_of(request, body.model, "reranking"))
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     _check_batch(request, texts, "documents")
@@ -200,6 +210,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 async def _rerank(
     model: VectorEngine, body: RerankRequest, texts: list[str], session: RequestSession
 ) -> dict[str, Any]:
+    """Return the body of a reply with the scores of texts, best first, at most `top_n` of them. Charge the session."""
     scores = await model.scores(body.query, texts, session)
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
@@ -214,6 +225,7 @@ async def _rerank(
 
 
 def _check_batch(request: Request, texts: Sequence[str], param: str) -> None:
+    """Raise `HttpError` if a request holds more texts than the settings allow."""
     max_batch = service_of(request).settings.max_batch
     if len(texts) > max_batch:
         raise bad_request(
@@ -226,6 +238,7 @@ def _check_batch(request: Request, texts: Sequence[str], param: str) -> None:
 
 @router.post("/responses")
 async def responses(request: Request, body: ResponsesRequest) -> Response:
+    """Answer a request of OpenAI's Responses protocol with an LLM engine or an app, whole or as a stream of events."""
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
     writer = ResponseWriter(body)
     return await respond_written(

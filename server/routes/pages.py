@@ -133,6 +133,10 @@ class Tickets:
         self._tickets: dict[str, tuple[str, str, float]] = {}
 
     def new(self, tenant: str, id: str, now: float) -> str:
+        """Return a new ticket for the page of a tenant's query, valid for `_VALID_S` seconds from `now`.
+
+        Expired tickets are dropped on the way.
+        """
         self._tickets = {t: entry for t, entry in list(self._tickets.items())[-_MAX_TICKETS:] if entry[2] > now}
         ticket = secrets.token_urlsafe(24)
         self._tickets[ticket] = (tenant, id, now + _VALID_S)
@@ -154,6 +158,7 @@ def page() -> Response:
 
 @router.get("/pages/{name}.{kind}", include_in_schema=False)
 def asset(name: str, kind: str) -> Response:
+    """Return a style sheet or script of the server's pages. Raise `HttpError` (404) for any other file."""
     file = f"{name}.{kind}"
     if file not in _TYPES:
         raise not_found("there is no such file.", "open /")
@@ -187,6 +192,7 @@ async def pool(request: Request) -> dict[str, Any]:
 
 
 def _figures(service: Service) -> dict[str, Any]:
+    """Return the figures of all apps together that the page of the pool shows, as texts and numbers by label."""
     counts = service.admission.counts.values()
     answered = sum(one.answered for one in counts)
     within = sum(one.within_goal for one in counts)
@@ -200,6 +206,7 @@ def _figures(service: Service) -> dict[str, Any]:
 
 
 def _engine(service: Service, name: str) -> dict[str, Any]:
+    """Return the name, model and load of an engine for the page of the pool; None for what is not known."""
     load = load_of(service.pool, name)
     writes = service.pool.engine(name).kinds & LLM_KINDS
     return {
@@ -222,6 +229,8 @@ async def ticket(request: Request, id: str) -> Response:
 
 @router.get("/pages/queries/{name}", include_in_schema=False)
 async def by_ticket(request: Request, name: str) -> Response:
+    """Return the page of the query that a ticket stands for; the ticket is used up. Raise `HttpError` (404) for an
+    invalid one."""
     service = service_of(request)
     query = request.app.state.tickets.redeem(name, service.clock())
     if query is None:

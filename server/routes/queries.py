@@ -47,6 +47,10 @@ async def read_submission(request: Request, kind: type[B]) -> B:
 
 
 async def _read_form(request: Request) -> Any:
+    """Return the submission in a form: the JSON in `query`, with the files in `documents` added to its documents.
+
+    Raise `HttpError` if `query` holds no JSON object.
+    """
     settings = service_of(request).settings
     limits = {"max_files": settings.documents.per_query, "max_fields": 4, "max_part_size": settings.max_body}
     async with request.form(**limits) as form:
@@ -63,6 +67,7 @@ async def _read_form(request: Request) -> Any:
 
 
 async def _form_document(value: UploadFile | str) -> dict[str, Any]:
+    """Return a file or text of a form as a document in JSON, as a submission without a form would have it."""
     if isinstance(value, str):
         return {"text": value}
     data = base64.b64encode(await value.read()).decode()
@@ -231,6 +236,7 @@ async def activity(request: Request, limit: int = Query(100, ge=1, le=1000)) -> 
 
 
 def _activity_item(query: LiveQuery) -> dict[str, Any]:
+    """Return one query of the tenant as the list of its activity shows it. Times are in seconds."""
     within_goal = None if query.goal is None or query.seconds is None else query.seconds <= query.goal
     return {
         "id": query.id,

@@ -31,6 +31,7 @@ class Usage:
         return self.prompt + self.completion
 
     def to_json(self) -> dict[str, Any]:
+        """Return the numbers of tokens in OpenAI's form."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -74,6 +75,7 @@ class Answer:
     """The stop string at which the text ends; empty if it ends otherwise or the engine does not report it."""
 
     def message(self) -> dict[str, Any]:
+        """Return the answer as the assistant's message of a chat, in OpenAI's form."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.calls:
             message["tool_calls"] = [call.to_json() for call in self.calls]
@@ -100,6 +102,7 @@ def new_id(kind: str) -> str:
 
 
 def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
+    """Return the body of a chat's whole reply in OpenAI's form; each answer is one of its choices."""
     choices = [
         {"index": i, "message": a.message(), "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)
     ]
@@ -135,6 +138,8 @@ class ChatChunks:
         self._ends: list[Answer] = []
 
     def chunks_of(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the chunks that a delta becomes: the role before the first one of a choice, text, tool calls, and the
+        end."""
         role = {"role": "assistant", "content": "", "refusal": None}
         chunks = [] if delta.index in self._begun_choices else [self._chunk(delta.index, role)]
         self._begun_choices.add(delta.index)
@@ -181,6 +186,7 @@ class CompletionChunks:
         self._ends: dict[int, Answer] = {}
 
     def chunks_of(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the chunk that a delta of a completion becomes, as a list of one."""
         finish = None if delta.end is None else delta.end.finish
         if delta.end is not None:
             self._ends[delta.index] = delta.end
@@ -216,6 +222,7 @@ def json_text(value: object) -> str:
 
 
 def _without_nan(value: Any) -> Any:
+    """Return JSON-ready data with null in place of each NaN and infinity."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -95,6 +95,10 @@ class MessagesRequest(Body):
         return to_chat({**extra, **{name: value for name, value in fields.items() if value is not None}}, "Anthropic")
 
     def _response_format(self) -> dict[str, Any] | None:
+        """Return the JSON schema that the answer has to fit, as chats name it; None if there is none.
+
+        Raise `HttpError` for an `output_config` whose format is no JSON schema.
+        """
         output_format = (self.output_config or {}).get("format")
         if output_format is None:
             return None
@@ -195,6 +199,7 @@ def _parts(block: Any, field: str) -> Iterator[dict[str, Any]]:
 
 
 def _image_address(source: Mapping[str, Any], field: str) -> str:
+    """Return the address of an image, which is a data URL for one in base64. Raise `HttpError` for other sources."""
     match source.get("type"):
         case "base64" if isinstance(source.get("data"), str) and isinstance(source.get("media_type"), str):
             return f"data:{source['media_type']};base64,{source['data']}"
@@ -223,6 +228,8 @@ def _document_parts(source: Mapping[str, Any], title: Any, field: str) -> Iterat
 
 
 def _chat_tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return a tool of Anthropic's form as chats have it. Raise `HttpError` for tools that a server would run, and for
+    malformed ones."""
     if tool.get("type", "custom") != "custom":
         reason = f"there is no tool of type {tool.get('type')!r:.80} here."
         raise unsupported(f"tools.{at}", reason, _NO_SERVER_TOOLS)
@@ -233,6 +240,7 @@ def _chat_tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
 
 
 def _chat_tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any]:
+    """Return Anthropic's choice of tools as chats name it. Raise `HttpError` for an unknown one."""
     match choice.get("type"):
         case "auto" | "none" as kind:
             return str(kind)
@@ -319,6 +327,7 @@ class MessageWriter:
         return event(to_anthropic(error, self._request_id)[1], "error")
 
     def _begin_block(self, block: dict[str, Any]) -> Iterator[str]:
+        """Yield the event that begins a content block; after the first one also a ping, as Anthropic's API sends it."""
         yield _event("content_block_start", index=self._next_index, content_block=block)
         if self._next_index == 0:
             yield _event("ping")
@@ -333,6 +342,7 @@ def _event(kind: str, /, **fields: Any) -> str:
 
 
 def _stop_reason(answer: Answer) -> str:
+    """Return why a message ends, by Anthropic's name of the reason."""
     if answer.stop_sequence:
         return "stop_sequence"
     reason = _STOP_REASONS.get(answer.finish, "end_turn")

@@ -26,6 +26,10 @@ class ClientJson(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _normalize(cls, data: Any) -> Any:
+        """Drop names whose value is null, outside the client's own data, before pydantic validates the fields.
+
+        Raise `JsonFault` for data that engines and JSON cannot carry.
+        """
         check_json(data)
         if not isinstance(data, dict):
             return data

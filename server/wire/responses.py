@@ -66,6 +66,10 @@ class ResponsesRequest(Body):
 
 
 def _messages(input: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a chat for the `input` of a request: one text, or a list of items.
+
+    Raise `HttpError` for an empty list and for items that a chat does not have.
+    """
     if isinstance(input, str):
         return [{"role": "user", "content": input}]
     if not input:
@@ -101,6 +105,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _text_of(item: Mapping[str, Any], key: str) -> str:
+    """Return a text field of an item of `input`; empty if it is absent. Raise `HttpError` for what is no text."""
     value = item.get(key, "")
     if not isinstance(value, str):
         raise bad_request(f"input: {key} of an item is no text.", "see OpenAI's form of calls", param="input")
@@ -112,6 +117,10 @@ def _parts(content: str | list[Any]) -> str | list[dict[str, Any]]:
 
 
 def _part(part: Any) -> dict[str, Any]:
+    """Return a part of a message as chats have it: a file, a text, or any other part unchanged.
+
+    Raise `HttpError` for what is no object.
+    """
     if not isinstance(part, Mapping):
         raise bad_request("input: a part of a message is no object.", "see OpenAI's form of messages", param="input")
     if part.get("type") == "input_file":
@@ -133,6 +142,10 @@ def _choice(choice: str | Mapping[str, Any] | None) -> Any:
 
 
 def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the form that the answer has to have, as chats name it in `response_format`; None if it is free.
+
+    `text`: the request's field `text`. Raise `HttpError` if its format is no object.
+    """
     form = (text or {}).get("format")
     if form is None:
         return None
@@ -152,6 +165,7 @@ def _id(kind: str) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    """Return the numbers of tokens in the form of OpenAI's Responses protocol."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
@@ -206,12 +220,14 @@ class ResponseWriter:
         }
 
     def to_json(self, answer: Answer) -> dict[str, Any]:
+        """Return the whole response: the text, if there is any or no call is made, then the tool calls."""
         if answer.text or not answer.calls:
             self._output.append(_text_item(self._text_id, answer.text, "completed"))
         self._output += [_call_item(call, "completed") for call in answer.calls]
         return self._completed(answer)
 
     def _completed(self, answer: Answer) -> dict[str, Any]:
+        """Return the response as it ends: completed, or incomplete if the limit of tokens has cut it."""
         cut = answer.finish == "length"
         more = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
         status = "incomplete" if cut else "completed"
@@ -225,6 +241,7 @@ class ResponseWriter:
         yield self._event("response.in_progress", response=response)
 
     def events_of(self, delta: Delta) -> Iterator[str]:
+        """Yield the events of a piece of text, and those of the end: the whole text, tool calls, then the response."""
         if delta.text:
             yield from self._begin_text()
             self._text = (self._text or "") + delta.text
@@ -238,6 +255,7 @@ class ResponseWriter:
         return self._event("response.failed", response=response)
 
     def _begin_text(self) -> Iterator[str]:
+        """Yield the events that announce the text of the response, unless they were sent before."""
         if self._text is None:
             self._text = ""
             item = _text_item(self._text_id, None, "in_progress")
@@ -245,6 +263,7 @@ class ResponseWriter:
             yield self._event("response.content_part.added", **self._text_position(), part=_text_part(""))
 
     def _end(self, answer: Answer) -> Iterator[str]:
+        """Yield the last events: the end of the text, the tool calls, and the whole response."""
         if not answer.calls:
             yield from self._begin_text()
         if self._text is not None:
@@ -259,6 +278,7 @@ class ResponseWriter:
         yield self._event(f"response.{response['status']}", response=response)
 
     def _call(self, call: ToolCall) -> Iterator[str]:
+        """Yield the events of one tool call, whose arguments come in one piece. Add the call to the response."""
         item, at = _call_item(call, "completed"), len(self._output)
         position = {"item_id": item["id"], "output_index": at}
         opened = {**item, "status": "in_progress", "arguments": ""}

@@ -137,6 +137,7 @@ def content_of(message: ChatMessage, model: str) -> str:
 
 
 def _part(part: Mapping[str, Any], model: str) -> str:
+    """Return the text of one part of a message. Raise `HttpError` for a part without text, such as an image."""
     text = part.get("text")
     if part.get("type") in ("text", "input_text", "output_text") and isinstance(text, str):
         return text
@@ -157,6 +158,10 @@ def calls_of(message: ChatMessage) -> list[tuple[str | None, str, Any]]:
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str | None, str, Any]:
+    """Return the id, name and arguments of a tool call in a message; arguments that are not JSON stay the text.
+
+    Raise `HttpError` for what is no call.
+    """
     function, id = call.get("function"), call.get("id")
     if not isinstance(function, Mapping):
         raise bad_request("a call of a tool has no function.", _CALL_HINT, param="messages")
