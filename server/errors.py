@@ -75,6 +75,8 @@ def too_many(message: str, seconds: int, *, code: str, hint: str = "") -> HttpEr
 
 ANTHROPIC_OVERLOADED = 529
 """Anthropic's status for a server that has too much to do."""
+THREADS_UNSUPPORTED = "thread_unsupported_request"
+"""Anthropic's code for a request to keep a conversation, which its client sends again without that."""
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -92,7 +94,10 @@ def to_anthropic(error: HttpError, request_id: str) -> tuple[int, dict[str, Any]
     is_overload = error.status == 503 or error.code == "engine_overloaded"
     status = ANTHROPIC_OVERLOADED if is_overload else error.status
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return status, {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+    fault: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.code == THREADS_UNSUPPORTED:
+        fault["details"] = {"error_code": error.code, "unsupported": ["model"]}
+    return status, {"type": "error", "error": fault, "request_id": request_id}
 
 
 def unexpected(request_id: str) -> HttpError:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from teola_plugin.errors import EngineError
-from teola_plugin.server.errors import HttpError, bad_request, to_anthropic, unsupported
+from teola_plugin.server.errors import THREADS_UNSUPPORTED, HttpError, bad_request, to_anthropic, unsupported
 from teola_plugin.server.wire.answers import Answer, Delta, ToolCall, Usage, app_data, event
 from teola_plugin.server.wire.requests import (
     Body,
@@ -67,8 +67,12 @@ class MessagesRequest(Body):
         extra = further_parameters(self, _IGNORED, _CHAT_ONLY)
         if (self.thinking or {}).get("type") == "enabled":
             raise unsupported("thinking", "the models of this server do not think aloud.", "leave it out")
+        if extra.pop("thread", None):
+            hint = "send the whole conversation as messages"
+            raise bad_request("thread: answers are not kept.", hint, param="thread", code=THREADS_UNSUPPORTED)
         for name in ("mcp_servers", "container", "context_management"):
-            if extra.pop(name, None):
+            value = extra.pop(name, None)
+            if value and not (name == "context_management" and _only_clears_thinking(value)):
                 raise unsupported(name, "it is a service of Anthropic's.", "leave it out")
         if self.messages[-1].get("role") == "assistant":
             hint = "end with a message of the user"
@@ -113,6 +117,15 @@ class TokenCountRequest(MessagesRequest):
     """A request for the number of tokens of a prompt: the engine reads it, and writes one token."""
 
     max_tokens: int = Field(1, ge=1, le=1)
+
+
+def _only_clears_thinking(context_management: Any) -> bool:
+    """Return True if its edits only leave out what a model thought earlier, as is done here in any case."""
+    edits = context_management.get("edits") if isinstance(context_management, Mapping) else None
+    if not isinstance(edits, list):
+        return False
+    kinds = [edit.get("type") if isinstance(edit, Mapping) else None for edit in edits]
+    return all(isinstance(kind, str) and kind.startswith("clear_thinking") for kind in kinds)
 
 
 # ------------------------------------------------------------ messages as chats have them

@@ -13,6 +13,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.service import Served, key, served, slow_llm, until
@@ -326,6 +327,37 @@ def test_calls_that_are_no_json_are_an_error_unless_they_are_cut_off() -> None:
         writer.to_json(Answer("", "tool_calls", Usage(3, 5), (call,)))
 
 
+def test_clients_loop_over_calls_of_tools(client: anthropic.Anthropic) -> None:
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"rain in {city}"
+
+    messages: list[Any] = [{"role": "user", "content": "call"}]
+    runner = client.beta.messages.tool_runner(
+        model="llm",
+        max_tokens=90,
+        messages=messages,
+        tools=[weather],
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        max_iterations=2,
+    )
+
+    turns = [[block.type for block in message.content] for message in runner]
+
+    assert turns == [["text", "tool_use"], ["text", "tool_use"]]
+
+
+def test_client_parses_answers_by_their_schema(client: anthropic.Anthropic) -> None:
+    class City(pydantic.BaseModel):
+        city: str
+
+    message = client.messages.parse(model="llm", max_tokens=50, messages=HELLO, output_format=City)
+
+    assert message.parsed_output == City(city="Oslo")
+
+
 # ------------------------------------------------------------ counting, models
 
 
@@ -497,6 +529,12 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/
         (message_body(max_completion_tokens=5), 400, "invalid_request_error", "max_completion_tokens"),
         (message_body(temprature=1), 400, "invalid_request_error", "temprature"),
         (message_body(thinking={"type": "enabled", "budget_tokens": 1024}), 400, "invalid_request_error", "thinking"),
+        (
+            message_body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}),
+            400,
+            "invalid_request_error",
+            "context_management",
+        ),
         (message_body(mcp_servers=[{"type": "url"}]), 400, "invalid_request_error", "mcp_servers"),
         (message_body(tools=[{"type": "web_search_20250305"}]), 400, "invalid_request_error", "web_search"),
         (message_body(tools=[{"name": "x"}]), 400, "invalid_request_error", "input_schema"),
