@@ -66,7 +66,7 @@ class TokenIds:
 
 
 def _check(encoding: str) -> None:
-    """Raise `ConfigError` for an encoding of the settings that tiktoken does not have, or if tiktoken is not installed."""
+    """Raise `ConfigError` for an encoding of the settings that tiktoken does not have, or if tiktoken is missing."""
     if find_spec("tiktoken") is None:
         raise ConfigError("server.token_ids needs tiktoken, which is not installed.", hint="pip install tiktoken")
     from tiktoken import list_encoding_names

@@ -272,7 +272,7 @@ class EmbeddedStore(PostgresStore):
         self._server: Any = None
 
     async def open(self) -> None:
-        """Start the PostgreSQL server of this store, in a thread because that takes seconds, and open the store in it."""
+        """Start the PostgreSQL server of this store, in a thread because that takes seconds, and open the store."""
         from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 
         self._server = EmbeddedPostgres(self._folder)
