@@ -65,6 +65,10 @@ class Permit:
         self._wake: Callable[[], Any] = bool
 
     def _try(self) -> bool:
+        """Count the call at all of its limits and return True if each of them admits it; else change nothing.
+
+        Callers hold `_lock`.
+        """
         if not all(limit.is_open(is_prefetch=self._is_prefetch) for limit in self._limits):
             return False
         for limit in self._limits:
@@ -75,6 +79,7 @@ class Permit:
         return True
 
     def _enter(self, wake: Callable[[], Any]) -> bool:
+        """Return True if the call may begin now; else queue the permit, and call `wake` once it is granted."""
         with _lock.lock:
             if self._try():
                 return True
@@ -84,6 +89,7 @@ class Permit:
             return False
 
     def _leave(self) -> None:
+        """Give the permit back, or leave the queue, and grant others that wait: those of the original first."""
         with _lock.lock:
             for limit in self._limits:
                 if self._granted:
@@ -97,6 +103,7 @@ class Permit:
                 other._wake()
 
     def __enter__(self) -> None:
+        """Block the thread until every limit admits the call."""
         if not self._limits:
             return
         turn = threading.Event()
@@ -108,6 +115,7 @@ class Permit:
             self._leave()
 
     async def __aenter__(self) -> None:
+        """Wait in the running loop until every limit admits the call. Leave the queue if the wait is cancelled."""
         if not self._limits:
             return
         loop, turn = asyncio.get_running_loop(), asyncio.Event()

@@ -253,6 +253,10 @@ class ClaimTable(Generic[Entry]):
         return iter(entries)
 
     def _claim(self, key: Hashable, caller: Caller, graph: PlannerGraph) -> Entry | None:
+        """Claim the oldest entry with this key that `caller` may have. Return None if there is none.
+
+        Callers hold the lock.
+        """
         for entry in self._entries.get(key, ()):
             if entry.is_claimable and _may_claim(entry, caller, graph):
                 self._note(entry, caller, graph)
@@ -312,6 +316,10 @@ class ClaimTable(Generic[Entry]):
         return rule is ClaimRule.WARM_UP or (self._has_lookahead and rule in _FOR_LATER_GRAPHS)
 
     def _remember(self, entry: Entry) -> None:
+        """Keep an ended entry for a later claim, and drop the oldest remembered one if they are too many.
+
+        Callers hold the lock.
+        """
         is_write = entry.claims.rule is ClaimRule.WRITE
         memory = self._writes if is_write else self._remembered
         memory[id(entry)] = entry
@@ -319,6 +327,7 @@ class ClaimTable(Generic[Entry]):
             self._drop(next(iter(memory.values())))
 
     def _drop(self, entry: Entry) -> None:
+        """Remove an entry from the table, and let its result go. Callers hold the lock."""
         self._remembered.pop(id(entry), None)
         self._writes.pop(id(entry), None)
         key = entry.claims.key
@@ -336,6 +345,7 @@ _REPEATABLE = (ClaimRule.PURE, ClaimRule.PURE_FOR_PLANNER, ClaimRule.WARM_UP)
 
 
 def _can_be_claimed_again(entry: Claimable) -> bool:
+    """Return True if the rule of an ended entry allows another claim, so that the table has to keep it."""
     claims = entry.claims
     if not entry.is_claimable or claims.key is None:
         return False
@@ -343,6 +353,10 @@ def _can_be_claimed_again(entry: Claimable) -> bool:
 
 
 def _may_claim(entry: Claimable, caller: Caller, graph: PlannerGraph) -> bool:
+    """Return True if the entry's rule lets `caller` claim it, by who has claimed it before.
+
+    The caller of this function has checked that the entry `is_claimable`. `graph` counts for the planner only.
+    """
     claims = entry.claims
     rule = claims.rule
     if rule is ClaimRule.PURE:

@@ -99,6 +99,10 @@ class ResultStream:
             self.text = value.text
 
     def _forget_from(self, position: int) -> None:
+        """Drop what was streamed from this character on, since a retry differs there. Only predictions have read it.
+
+        Raise `EngineError` if somebody may have acted on it.
+        """
         if self.is_seen:
             raise EngineError(
                 f"request {self.request_id} was done again, and its text is another one than that which was passed on.",
@@ -403,6 +407,7 @@ class PendingCall:
             self._deliver(future, [])
 
     def _wait_for(self, request: EngineRequest) -> None:
+        """Have a request report its end to this call; take its value at once if it has ended."""
         if request.has_ended:
             self.request_ended(request)
         else:
@@ -438,6 +443,7 @@ class _QueryRequests:
         """Those that the planner made, by id, until their graphs are over."""
 
     def add(self, request: EngineRequest) -> EngineRequest:
+        """Add a new request to those that are open, and to the prefetched ones if the planner made it."""
         self.open[request.request.id] = request
         if request.claims.made_by is Caller.PLANNER:
             self.prefetched[request.request.id] = request
@@ -509,6 +515,7 @@ class RequestTable:
         return len(self._queries)
 
     def _of(self, query: str) -> _QueryRequests:
+        """Return the requests of a query, none yet if it is new."""
         requests = self._queries.get(query)
         if requests is None:
             requests = self._queries[query] = _QueryRequests(self._max_remembered)

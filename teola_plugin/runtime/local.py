@@ -170,6 +170,7 @@ class LocalRuntime:
                 self.recorder.sink.close()
 
     async def astop(self) -> None:
+        """End all queries, close the ports and stop the engines, on the runtime's loop. Break off a start under way."""
         self._running = False
         starting, self._starting = self._starting, None
         if starting is not None:  # its caller has given up
@@ -189,6 +190,7 @@ class LocalRuntime:
         self._engines = {**self._engines, engine.name: [engine]}
 
     async def _start_added_engine(self, engine: Engine) -> None:
+        """Start and calibrate an engine, and open its port. If that fails, stop the engine and raise the error."""
         try:
             await engine.start()
             await calibrate(engine)
@@ -212,6 +214,11 @@ class LocalRuntime:
             raise pool_closed() if self.loop.used else pool_not_started()
 
     def port(self, engine: str) -> Port:
+        """Return the port of an engine by its name.
+
+        Raise `EngineUnavailable` before the pool is started and after it is closed, and another error for an unknown
+        name.
+        """
         self._need_running()
         if engine not in self._ports:
             raise unknown_name("engine", engine, list(self._ports))
@@ -270,6 +277,8 @@ class LocalRuntime:
         return run
 
     def _due(self, query: Query) -> float | None:
+        """Return the time by which a query should end: its deadline, or the goal of the running code; None without
+        either."""
         if query.deadline is not None:
             return query.deadline
         request_context = current_request_context.get()
@@ -283,6 +292,7 @@ class LocalRuntime:
         passes: tuple[PassRun, ...],
         began: float,
     ) -> None:
+        """Begin a query at the driver, and add its graphs to its trace. Runs on the loop, for `submit` and `watch`."""
         self._driver.admit(run, graph, began)
         before = "" if pgraph is None else _text(pgraph)
         self.recorder.describe(run.id, graph=_view(graph), graph_text=_text(graph), pgraph_text=before, passes=passes)
@@ -300,6 +310,10 @@ class LocalRuntime:
     def schedule_subplans(
         self, run: QueryRun, deferred: DeferredSubplan | None, finished: Sequence[str], *, soon: bool
     ) -> None:
+        """Begin a deferred subplan and end finished ones a moment later. From any thread.
+
+        `soon`: False if this may wait until something else wakes the loop.
+        """
         send = self.loop.try_post if soon else self.loop.post_lazily
         send(self._driver.schedule_subplans, run, deferred, finished)
 
@@ -392,6 +406,7 @@ class LocalRuntime:
         return self.loop.run(self._admin(self.port(engine), method, args))
 
     async def _admin(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a coroutine method of an engine for `admin`, and note that it may have deleted rows."""
         try:
             return await self._administer(port, method, args)
         finally:
@@ -420,6 +435,8 @@ class LocalRuntime:
         _view.cache_clear()
 
     async def aforget(self, tenant: str) -> None:
+        """Forget what engines have learned from a tenant, and its traces. This is `forget` for a caller on the
+        runtime's loop."""
         self._forget_queries(tenant)
         for replicas in self._engines.values():
             for engine in replicas:

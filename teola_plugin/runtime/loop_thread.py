@@ -106,6 +106,7 @@ class LoopThread:
             self._closed_reason, self._is_open = pool_forked, False
 
     def _main(self) -> None:
+        """Run the loop until `stop` has ended it, whatever callbacks raise. This is the body of the thread."""
         loop = self.loop
         asyncio.set_event_loop(loop)
         while not self._is_ending:
@@ -140,6 +141,11 @@ class LoopThread:
         return self._is_open
 
     def _run_posted(self) -> None:
+        """Run the posted functions in order, each in the context of its caller. An error is logged and stops no other
+        one.
+
+        After SystemExit or KeyboardInterrupt the remaining functions are run by another callback.
+        """
         with self._lock:
             posted, self._posted, self._is_woken = self._posted, [], False
         posted.reverse()
@@ -167,6 +173,7 @@ class LoopThread:
         return future
 
     def _start_task(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+        """Start a coroutine on the loop for `run`. Its outcome goes to `future`, and cancelling that cancels the task."""
         task = self.loop.create_task(coroutine)
 
         def copy_outcome(task: asyncio.Task[Any]) -> None:
@@ -196,6 +203,7 @@ class LoopThread:
             self.loop.close()
 
     async def _finish(self) -> None:
+        """Cancel all tasks on the loop, wait a bounded time for them, and end the loop. Runs on the loop, for `stop`."""
         try:
             left = await cancel_tasks(_STOP_TIMEOUT_S, asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
             if left:
@@ -244,6 +252,7 @@ class SameLoop:
     post_lazily = try_post
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run a coroutine as a task of the caller's loop, and return a future of its outcome."""
         future: Future[Any] = Future()
         task = self.loop.create_task(coroutine)
         task.add_done_callback(lambda _: _copy_outcome(task, future))
@@ -254,6 +263,7 @@ class SameLoop:
 
 
 def _copy_outcome(task: asyncio.Task[Any], future: Future[Any]) -> None:
+    """Give the outcome of a task to a thread-safe future. If that was given up, ignore what the task raised."""
     if future.done():  # its caller has given up
         task.cancelled() or task.exception()
     elif task.cancelled():
@@ -293,6 +303,7 @@ class PieceLog:
         self._change(end)
 
     def _change(self, change: Callable[[], None]) -> None:
+        """Change the log under its lock, and wake all readers that wait."""
         with self._lock:
             change()
             wakers, self._wakers = self._wakers, []
@@ -323,6 +334,7 @@ class PieceLog:
                 raise TimeoutError(f"nothing came for {seconds:g} s.")
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Yield the pieces as they come until the log is closed, without blocking the running loop."""
         loop = asyncio.get_running_loop()
         start = 0
         while True:
@@ -337,6 +349,7 @@ class PieceLog:
                 await changed.wait()
 
     def _wake(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        """Wake a reader that waits in a loop, from any thread. Call `on_lost` if that loop is closed."""
         try:
             loop.call_soon_threadsafe(event.set)
         except RuntimeError:
@@ -394,6 +407,7 @@ class CallHandle:
         return self._wait().__await__()
 
     async def _wait(self) -> list[Any]:
+        """Wait for the results in the running loop. Give the call up if the waiting task is cancelled."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[list[Any]] = loop.create_future()
         on_lost = self._on_lost  # not `self`: the callback would keep the values until the garbage collector runs
@@ -418,6 +432,7 @@ class CallHandle:
 
 
 def _hand_over(future: Future[list[Any]], waiter: asyncio.Future[list[Any]]) -> None:
+    """Copy the outcome of a call to the future on which a task waits. Runs on the loop of that task."""
     if waiter.done():  # the caller has gone
         return
     if future.cancelled():

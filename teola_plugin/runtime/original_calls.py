@@ -143,6 +143,10 @@ class OriginalCalls:
             self.give_up(call)
 
     def _make(self, run: QueryRun, call: RequestedCall, *, is_live: bool) -> None:
+        """Claim or make a request for each payload of a call, and send those that are new.
+
+        Claimed searches are checked first, in a task, since their collections may have changed.
+        """
         run.calls_made += 1
         if is_live and call.wait is not None:
             self._trace_answer(run, call, call.wait)
@@ -226,6 +230,7 @@ class OriginalCalls:
     def _enqueue(
         self, run: QueryRun, call: RequestedCall, name: str, new: list[EngineRequest], *, is_live: bool
     ) -> None:
+        """Queue the new requests of a call at its engine, as urgent as the most urgent primitive of its query."""
         driver = self._driver
         for entry in new:
             entry.note_sent()
@@ -249,6 +254,7 @@ class OriginalCalls:
         call.port.enqueue(new, event)
 
     def _wait(self, run: QueryRun, call: RequestedCall, name: str) -> None:
+        """Resolve the call's future once all of its requests have ended. Prefetched ones that fail may be replaced."""
         deliver = Future.set_result if call.keep_remote else self._deliver
         PendingCall(
             call.entries, call.future, deliver, replace_failed=lambda entry: self._request_again(run, call, entry, name)
@@ -329,6 +335,7 @@ class OriginalCalls:
                 entry.checked()
 
     def _search_again(self, run: QueryRun, call: RequestedCall, number: int, name: str) -> None:
+        """Replace a claimed search that is outdated by another one, which may have to be sent."""
         entry = call.entries[number]
         entry.search.is_outdated = True
         self._driver.engines.give_up(entry, Caller.ORIGINAL)
@@ -338,6 +345,11 @@ class OriginalCalls:
             call.entries[number] = self._request(run, call, call.payloads[number], name)
 
     async def _is_up_to_date(self, run: QueryRun, call: RequestedCall, entry: EngineRequest, collection: str) -> bool:
+        """Return True if a claimed search would find the same rows if it were made now. Wait until it has ended.
+
+        If versions of the collection are not known, it is False after any write of this process, and if the query has
+        user code, which might write.
+        """
         try:
             current = await self._version(call.port, collection)
         except Exception:  # the search itself will tell
@@ -395,6 +407,7 @@ def drafts_of_call(run: QueryRun, engine: str, payload: Any) -> tuple[str, ...]:
 
 
 def _prefillings(graph: Graph) -> Iterator[Primitive]:
+    """Yield the prefillings of a graph and of all fragments in it."""
     for p in graph:
         if p.prefills:
             yield p

@@ -84,6 +84,7 @@ def value(p: Primitive, results: Sequence[Any]) -> Any:
 
 
 def _texts(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """Return the payloads of an EMBEDDING, one per text or chunk. Raise TypeError for another value."""
     texts = inputs["texts"]
     role = p.attributes.role or "query"
     embeddings = []
@@ -101,6 +102,10 @@ def _rows(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
 
 
 def _searches(p: Primitive, inputs: Mapping[str, Any], calls: Calls) -> list[Any]:
+    """Return the payloads of a SEARCHING: by vectors, by words, or one call of the user's own retriever.
+
+    Raise TypeError for a query that is no text.
+    """
     if p.attributes.wrapped:  # the user's own retriever: one call of the object
         return [calls[p.call](inputs)]
     k = 4 if p.attributes.k is None else p.attributes.k
@@ -299,6 +304,7 @@ class RemainingTimes:
         )
 
     def _planned(self, graph: Graph) -> Mapping[str, float]:
+        """Return the seconds from the beginning of each primitive of a graph to its end, computed once for each graph."""
         times = self._by_graph.get(graph)
         if times is None:
             times = self._by_graph[graph] = remaining_times(graph, PassContext(self._profiles()))
@@ -424,6 +430,7 @@ class IncrementalPrefilling:
                 self._learn(run, prompt, grows=isinstance(text, str) and _is_right(prompt.prefix, text))
 
     def _learn(self, run: QueryRun, prompt: GrowingPrompt, *, grows: bool) -> None:
+        """Remember if predictions of this tenant's prompt were right: only then are its later ones prefilled."""
         key = run.query.tenant, prompt.plan_growth
         self._trusted[key] = grows
         self._trusted.move_to_end(key)
@@ -521,6 +528,7 @@ class IncrementalPrefilling:
             return {}
 
     def _warm_up(self, run: QueryRun, prompt: GrowingPrompt, variables: dict[str, Any]) -> None:
+        """Send the predicted beginning of a growing prompt to its engine, as a primitive that is not in the graph."""
         p = prompt.growth.prefilling
         prompt.warmups += 1
         name = prompt.warmup = InstancePath(p.id).grown(prompt.warmups - 1)

@@ -118,6 +118,7 @@ class ProviderCall:
         self._update(None, CallProgress.NOT_SHARED)
 
     def _update(self, item: Item | None, state: CallProgress | None = None, error: BaseException | None = None) -> None:
+        """Add an item or change the state, and wake all who wait. Change nothing once the call is not shared."""
         with self._lock:
             if self.state is CallProgress.NOT_SHARED:
                 return
@@ -159,6 +160,7 @@ class ProviderCall:
         """Call `wake` once the call has ended, from any thread; at once if it has."""
 
         def wake_or_wait() -> None:
+            """Call `wake` if the call is over; else look again when it changes."""
             with self._lock:
                 if not self.is_over:
                     self._wakers.append(wake_or_wait)

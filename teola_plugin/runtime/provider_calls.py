@@ -258,6 +258,7 @@ class CallScope:
                 return self._make(call, invocation)
 
     def _make(self, call: ProviderCall, invocation: Invocation) -> Any:
+        """Call a provider method that does not stream, share its result with the other caller, and return it."""
         try:
             with self._inside(call, invocation):
                 value = invocation.start(self._recorder(call))
@@ -304,6 +305,7 @@ class CallScope:
         return _only([value])
 
     def _results(self, call: ProviderCall, invocation: Invocation) -> Iterator[Any]:
+        """Call a provider method, and yield its result or chunks as they come, shared with the other caller."""
         steps = None
         try:
             with self._inside(call, invocation):
@@ -438,6 +440,7 @@ class CallScope:
         return self.table.permit(self.caller, invocation.target) if makes else _NO_LIMITS
 
     def _join(self, invocation: Invocation) -> tuple[ProviderCall, bool]:
+        """Return the call for an invocation, and True if it has to be made here. Raise `Parked` if it must wait."""
         is_prefetch = self.caller is Caller.PLANNER
         try:
             key = invocation.key()
@@ -514,6 +517,7 @@ class CallScope:
             call.withdraw()
 
     def _fail(self, call: ProviderCall, error: BaseException) -> None:
+        """End a call with its error; withdraw a prefetched one if the error may pass, so the original makes it."""
         self.table.note_end(call)
         provider_limit(call.target).note_failure(error, is_prefetch=self.caller is Caller.PLANNER)
         is_lost = self.caller is Caller.PLANNER and is_transient(error) and not call.has_results
@@ -523,6 +527,7 @@ class CallScope:
             call.withdraw()
 
     def _end(self, call: ProviderCall) -> None:
+        """End a call that succeeded. A prefetched one helps its provider's limit of prefetches to recover."""
         self.table.note_end(call)
         if self.caller is Caller.PLANNER:
             provider_limit(call.target).note_success()

@@ -136,6 +136,11 @@ class ProviderLimit(ConcurrencyLimit):
         return self.prefetched_calls > 0 or now - self._prefetch_ended <= memory_s
 
     def _note_refusal(self, pause_s: float | None, is_prefetch: bool) -> None:
+        """Halve the limit and stop prefetches for `pause_s` seconds after the provider has refused a call.
+
+        Refusals during a pause do not halve it again. After a refused prefetch the original's calls wait, too. None:
+        the provider named no time.
+        """
         now = time.monotonic()
         until = now + min(DEFAULT_PAUSE_S if pause_s is None else pause_s, LONGEST_PAUSE_S)
         with self._state_lock:

@@ -85,6 +85,7 @@ class during(AbstractContextManager[None]):
         self._token = self._variable.set(self._value)
 
     def __exit__(self, *_: object) -> None:
+        """Give the variable its earlier value back, unless the body ended in another context."""
         try:
             self._variable.reset(self._token)
         except ValueError:  # a generator may be closed in another context than it began in

@@ -59,6 +59,7 @@ class DaemonThreads:
             threading.Thread(target=self._serve, args=(task,), name="teola-prefetch", daemon=True).start()
 
     def _serve(self, task: Task) -> None:
+        """Run a task, and then others as they come, until none has come for a while. This is the body of each thread."""
         next_task: Task | None = task
         del task
         while next_task is not None:
@@ -71,6 +72,7 @@ class DaemonThreads:
             next_task = self._next_task()
 
     def _next_task(self) -> Task | None:
+        """Wait for the next task of a thread. Return None, and count the thread no more, if none comes in time."""
         try:
             return self._tasks.get(timeout=IDLE_TIMEOUT_S)
         except Empty:

@@ -91,6 +91,7 @@ class Tally:
             self._elsewhere += tokens
 
     def _count(self, call: Future[list[Any]]) -> None:
+        """Add the tokens of a call that has ended well, once. Called when it ends, and by `tokens`; from any thread."""
         with self._lock:
             if call not in self._open_calls:
                 return

@@ -57,6 +57,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
+        """Run a function on a thread while virtual time stands still; at once on this thread with `inline`."""
         if self._inline:
             return self._run_inline(func, *args)
         future = super().run_in_executor(executor, func, *args)
@@ -65,6 +66,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     def _run_inline(self, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run a function at once and return a future of its outcome. As on a thread, no loop is running for it."""
         future: asyncio.Future[T] = self.create_future()
         asyncio._set_running_loop(None)  # as it is in a thread: code there may ask, and may run a loop of its own
         try:
@@ -79,6 +81,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads -= 1
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """End the executor's threads, with virtual time standing still meanwhile."""
         self._threads += 1  # it waits for a thread of its own
         try:
             await super().shutdown_default_executor()
@@ -109,6 +112,8 @@ class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-t
         self._pass_time = pass_time
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return events that are ready. If there are none, let `timeout` seconds of virtual time pass, or wait for a
+        thread."""
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if ready or timeout == 0:
             return ready

@@ -74,6 +74,10 @@ class ClientCode:
         return min(lanes, key=lambda lane: 1 + len(self._tasks[lane]) if lane in self._tasks else 0)
 
     def _work(self) -> None:
+        """Run the tasks of one query after another until `close`. This is the body of each thread.
+
+        Outcomes are handed to the loop that a task came from.
+        """
         while True:
             with self._lock:
                 self._waiting += 1
@@ -90,6 +94,7 @@ class ClientCode:
                 del task, function, on_result, outcome
 
     def _next(self, query: str) -> _Task | None:
+        """Return the next task of a query; forget the query and return None if it has none."""
         with self._lock:
             tasks = self._tasks[query]
             if tasks:
@@ -106,6 +111,7 @@ class ClientCode:
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call a function. Return its value and None, or None and whatever it raised."""
     try:
         return function(), None
     except BaseException as error:

@@ -99,6 +99,7 @@ class GenerationGroup:
             yield from self._take_item(item)
 
     def _end_prefilling(self) -> Iterator[GroupEvent]:
+        """Yield, once, the events for the first sign of an answer: the prompt is computed, the first decoding begins."""
         if not self.is_prefilled:
             self.is_prefilled = True
             if self.members:
@@ -106,6 +107,7 @@ class GenerationGroup:
             yield PrefillingEnded(self._leader.id, bool(self.members))
 
     def _take_item(self, item: Any) -> Iterator[GroupEvent]:
+        """Yield the events for the next list item: the end of the decoding that is planned for it, or a longer list."""
         index, self._item_count = self._item_count, self._item_count + 1
         position = next((i for i, m in enumerate(self.members) if m.item == index), None)
         if position is None:

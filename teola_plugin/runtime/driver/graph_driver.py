@@ -92,6 +92,7 @@ class Deadlines:
             self._set_timer()
 
     def _set_timer(self) -> None:
+        """Set the one timer to the earliest deadline that a query still has, and cancel it if there is none."""
         while self._times and self._times[0] not in self:
             self._counts.pop(heapq.heappop(self._times), None)
         first = self._times[0] if self._times else None
@@ -102,6 +103,8 @@ class Deadlines:
             self._timer = asyncio.get_running_loop().call_at(first, self._ring, context=Context())  # no caller's
 
     def _ring(self) -> None:
+        """Drop the deadlines that have passed, and call `on_deadline` once for all of them. This is the timer's
+        callback."""
         self._timer = None
         now = asyncio.get_running_loop().time()
         while self._times and self._times[0] <= now:
@@ -252,6 +255,10 @@ class GraphDriver:
                 self.fail_by_bug(getattr(instruction, "query", ""), getattr(primitive, "id", primitive), error)
 
     def _carry_out(self, instruction: Instruction) -> None:
+        """Carry out one instruction of the graph scheduler; ignore it if its query has ended.
+
+        The primitive whose event led to it is noted as its cause, for the trace.
+        """
         if isinstance(instruction, WakeAt):
             if instruction.at not in self._deadlines:
                 self._deadlines.add(instruction.at)
@@ -305,6 +312,11 @@ class GraphDriver:
     # ------------------------------------------------------------ client primitives
 
     def _run_call(self, run: QueryRun, order: RunCall) -> None:
+        """Compute a primitive that needs no engine (CALL, CHUNKING, AGGREGATE, VERIFY) and store its value.
+
+        Functions of the client that may be slow run on a thread. The value of a VERIFY is its actual input: predictions
+        are compared with it when its MAP is expanded.
+        """
         p = order.primitive
         self.trace.queued(run, p)
         self.trace.started(run, p.id)
@@ -317,6 +329,7 @@ class GraphDriver:
         calls = run.calls_of(p.id)
 
         def take_value(value: Any, error: BaseException | None) -> None:
+            """Store the value, or let the primitive fail. Runs on the loop, perhaps after the query has ended."""
             if run.id not in self.runs:
                 return
             try:
@@ -371,6 +384,11 @@ class GraphDriver:
     # ------------------------------------------------------------ fragments
 
     def _expand(self, run: QueryRun, order: Expand) -> None:
+        """Tell the scheduler how to instantiate a fragment (of a MAP, LOOP, BRANCH, ...), now that the value it depends
+        on is known.
+
+        The primitive fails if the value cannot be read as the plan expected.
+        """
         try:
             event = expansion(run, order, self.now())
         except Exception as error:
@@ -414,6 +432,7 @@ class GraphDriver:
             self.engines.prescheduling.withdraw(run)
 
     def _end(self, run: QueryRun, order: End) -> None:
+        """End a query: give up its requests, finish its trace, and resolve its output with a value or an error."""
         del self.runs[run.id]
         if order.outcome == "closed" and not run.original_failed:
             for failure in run.failed_prefetches:

@@ -97,6 +97,7 @@ class RunTrace:
                 self.recorder.at_step(run.id, member.id, step)
 
     def collected(self, run: QueryRun, name: str, producers: tuple[str, ...]) -> None:
+        """Trace the holder of a fragment, whose value was put together from its instances, as a span without duration."""
         now = self._now()
         cause = run.causes.pop(name, "")
         self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name), cause=cause)
@@ -141,6 +142,7 @@ class RunTrace:
             self._verified(run, name, values)
 
     def _verified(self, run: QueryRun, name: str, values: Sequence[Any]) -> None:
+        """Trace how many draft tokens of these generations were accepted, if any were drafted."""
         drafted_values = [value for value in values if isinstance(value, Generation) and value.drafted]
         if drafted_values:
             drafted = sum(value.drafted for value in drafted_values)
@@ -328,6 +330,7 @@ class PrimitiveReporter:
         self._driver.trace.generated(run, live, results)
 
     def _report(self, run: QueryRun, live: LivePrimitiveRun, events: Iterator[GroupEvent]) -> None:
+        """Carry the events of a generation's stream to the query's store, to the trace and to the graph scheduler."""
         driver = self._driver
         for event in list(events):
             now = driver.now()

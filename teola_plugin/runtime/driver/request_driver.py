@@ -127,6 +127,10 @@ class PreScheduling:
     def _follow(
         self, run: QueryRun, query: LiveQuery, live: LivePrimitive, before: Primitive, max_length: int
     ) -> Follow | None:
+        """Return `live` as a follower of `before`, with its own followers; None if its engine's port forwards nothing.
+
+        The port is told to expect it, and the query notes that it was sent.
+        """
         p = live.primitive
         port = self._ports().get(p.engine)
         if not isinstance(port, ForwardingPort):
@@ -183,6 +187,7 @@ class RequestDriver:
             self._make_payloads(run, order, inputs)
 
     def _make_payloads(self, run: QueryRun, order: Dispatch, inputs: Mapping[str, Any]) -> None:
+        """Make the payloads of a dispatched primitive: on a thread if the client's code makes them, else at once."""
         p, calls = order.primitive, run.calls_of(order.primitive.id)
         if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
             return
@@ -202,6 +207,10 @@ class RequestDriver:
         error: BaseException | None,
         drafts: tuple[str, ...],
     ) -> None:
+        """Make the requests for the payloads of a primitive; if these could not be made, let the primitive fail.
+
+        Runs on the loop. Requests that may differ from those of the original are left to it.
+        """
         p = order.primitive
         if p.id not in run.preparing:  # cancelled meanwhile, or the query is over
             return
@@ -218,6 +227,7 @@ class RequestDriver:
             self._driver.fail_by_bug(run.id, p.id, bug)
 
     def _make_requests(self, run: QueryRun, order: Dispatch, payloads: list[Any], drafts: tuple[str, ...]) -> None:
+        """Claim or make a request for each payload of a primitive, and send those that are new."""
         p = order.primitive
         self._driver.note_dispatch(run, p)
         live = run.primitives[p.id] = LivePrimitiveRun(p, order.depth)
@@ -238,6 +248,7 @@ class RequestDriver:
         return port is not None and not getattr(port.engine, "joins", False)
 
     def _leave_to_original(self, run: QueryRun, p: Primitive) -> None:
+        """Let a primitive fail without a request, since the original may send another one in its place, or none."""
         run.left_to_original.add(p.id)
         self._driver.fail_in_client_code(
             run, p, LeftToOriginal("the original may send another request for this answer, or none")
@@ -296,6 +307,7 @@ class RequestDriver:
         """
 
         def make() -> EngineRequest:
+            """Create a request that has yet to be sent. The table calls this if there is none to claim."""
             is_text, is_awaited = kind in LLM_KINDS, run.has_original or run.streamed_into is not None
             request = Request(
                 name or request_id(run.id),
@@ -368,6 +380,10 @@ class RequestDriver:
         return key._replace(payload=(key.payload, self.writes.version(port.name, payload), run.code_ended))
 
     def _send(self, run: QueryRun, live: LivePrimitiveRun, new: list[EngineRequest]) -> None:
+        """Send the new requests of a primitive to its engine's port, with its followers if the port forwards them.
+
+        If the primitive was sent as a follower before, the port adopts the requests that it has made for it.
+        """
         p, port = live.primitive, self._driver.ports[live.primitive.engine]
         if isinstance(port, DirectPort):
             port.enqueue(new)

@@ -131,6 +131,7 @@ class Callers:
             entry.resolve(value, error)  # so that nobody waits for ever
 
     def _call(self, event: str, listener: Callable[..., None], *args: Any) -> bool:
+        """Call a function of the listener. If it raises, log that and return False, so that other requests go on."""
         try:
             listener(*args)
         except (Exception, SystemExit):
@@ -196,6 +197,7 @@ class Watchdog:
         self._batches -= 1
 
     def stop(self) -> None:
+        """Stop the watch, because its replica was lost or retired, or the pool closes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,6 +224,11 @@ class Watchdog:
         )  # not a caller's: it stays
 
     def _check(self) -> None:
+        """Report a hanging replica if one of its times has passed; else set the timer again. This is the timer's
+        callback.
+
+        A timer that is late shows that the machine slept: then all times count from now.
+        """
         timer, self._timer = self._timer, None
         now, (due, reason) = _now(), self._due
         delay = now - timer.when() if timer is not None else 0.0
@@ -298,6 +305,7 @@ class Batches:
         self._callers.end(outstanding, None, error)
 
     async def _cancel(self, engine: Engine, request: str) -> None:
+        """Ask an engine to cancel a request, and log an error: for its caller, the request has ended."""
         try:
             await engine.cancel(request)
         except asyncio.CancelledError:
@@ -323,6 +331,8 @@ class Batches:
             self.forget(replica)
 
     def _watch(self, replica: str, engine: Engine) -> Watchdog:
+        """Return the watchdog of a replica, a new one if it has none. Silence is no hang if the engine cannot be
+        restarted."""
         watch = self._watches.get(replica)
         if watch is None:
             patience = self._patience
@@ -334,6 +344,10 @@ class Batches:
     # ------------------------------------------------------------ one batch
 
     async def _run(self, order: RunBatch, engine: Engine, batch: Batch) -> None:
+        """Run a batch at an engine, and pass results on as they come. This is the body of the batch's task.
+
+        However it ends, each request of the batch ends, too: those without a result fail.
+        """
         failure: BaseException | None = None
         try:
             if requests := self._started(order, batch):
@@ -391,6 +405,8 @@ class Batches:
     # ------------------------------------------------------------ results of an engine
 
     def _take_result(self, batch: Batch, engine: Engine, result: Result) -> None:
+        """Handle one piece, result or failure that an engine gave for a request. Ignore it if the batch or request is
+        over."""
         outstanding = batch.left.get(result.request_id)
         if outstanding is None or batch.is_over:
             return
@@ -412,6 +428,8 @@ class Batches:
                 self._callers.end(outstanding, None, failure)
 
     def _on_piece(self, outstanding: OutstandingRequest, piece: Piece) -> None:
+        """Deliver the part of a piece that is new to the caller. The first piece tells the scheduler that the prompt is
+        computed."""
         if outstanding.has_ended:
             return
         entry = outstanding.entry
@@ -424,6 +442,10 @@ class Batches:
         self._callers.piece(entry, new_piece)
 
     def _done(self, batch: Batch, outstanding: OutstandingRequest, done: Done) -> None:
+        """End a request that an engine has done: free its slot, and give its caller the value.
+
+        Raise `EngineError` if it is a retry whose text differs from what was delivered.
+        """
         outstanding.entry.check_result(done.value)
         outstanding.entry.search.version, outstanding.entry.stream.cuts = done.version, done.cuts
         self._free_slot(batch, outstanding)
@@ -431,6 +453,11 @@ class Batches:
         self._callers.end(outstanding, done.value, None)
 
     def _fail(self, batch: Batch, outstanding: OutstandingRequest, error: BaseException) -> None:
+        """Send a failed request to another attempt if its error allows that and attempts are left; else fail it for its
+        caller.
+
+        An error that says that the replica is dead has the replica started again.
+        """
         if isinstance(error, EngineUnavailable):
             self._reports.dead(batch.replica)
         entry = outstanding.entry

@@ -107,6 +107,10 @@ class Replicas:
         self._spawn(self._restart(replica, self.engines[replica]))
 
     async def _restart(self, replica: str, engine: Engine) -> None:
+        """Start a replica until that succeeds or it is removed, with pauses in between. This is the body of a task.
+
+        After `restarts` failed attempts it counts as given up, and attempts go on at long intervals.
+        """
         if (earlier_failures := self._failures[replica] - 1) > 0:
             await asyncio.sleep(_pause_s(earlier_failures))
         for attempt in itertools.count(1):
@@ -130,6 +134,7 @@ class Replicas:
             self._on_up(replica)
 
     def _give_up(self, replica: str, cause: BaseException, attempts: int) -> None:
+        """Log that a replica could not be started, and report it as given up. Attempts to start it go on."""
         log.warning(
             "engine %s: replica %s could not be started again in %d attempts: %r. %d of %d replicas are left; it is "
             "tried again every %d s. Look at the cause, and at memory, device and files, or start a new pool",
@@ -372,6 +377,7 @@ class EnginePort:
         return asyncio.get_running_loop().time()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that `close` cancels if it still runs then."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -383,6 +389,8 @@ class EnginePort:
                 self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
+        """Carry out an instruction of the engine scheduler: run a batch, or end requests that are cancelled or too
+        large."""
         if isinstance(instruction, RunBatch):
             self._batches.begin(instruction, self.replicas[instruction.replica])
         elif isinstance(instruction, CancelRunning):
@@ -396,12 +404,14 @@ class EnginePort:
             self._end_queued(outstanding.name, error)
 
     def _end_queued(self, request: str, error: EngineError) -> None:
+        """End a request that no replica has with an error, if its caller still waits."""
         outstanding = self._outstanding.get(request)
         if outstanding is not None:
             self._outstanding.remove(outstanding)
             self._callers.end(outstanding, None, error)
 
     def _cancel_running(self, order: CancelRunning) -> None:
+        """End running requests for their callers now, and ask their replica to stop them."""
         engine = self.replicas.get(order.replica)
         for request in order.requests:
             outstanding = self._outstanding.get(request)
