@@ -65,6 +65,7 @@ def _to_primitive(ref: Ref, tails: dict[str, str]) -> Ref:
 
 
 def _require_input(component: Component, inputs: Inputs, name: str) -> Ref:
+    """Return the reference that a component has for this input. Raise GraphError if it has none."""
     for key, ref in inputs:
         if key == name:
             return ref
@@ -75,6 +76,7 @@ def _require_input(component: Component, inputs: Inputs, name: str) -> Ref:
 
 
 def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
+    """Decompose an INDEXING component into chunking, embedding and ingestion of its documents."""
     size = sizes.get(c.name, c.expected)
     chunks, vectors = f"{c.name}.chunking", f"{c.name}.embedding"
     documents = tuple([(key, ref) for key, ref in edges.inputs if key != COLLECTION])
@@ -115,6 +117,7 @@ def _indexing(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
 
 
 def _retrieval(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
+    """Decompose a RETRIEVAL component into the embedding of its query and the search with that vector."""
     vector = f"{c.name}.embedding"
     size = (sizes.get(c.name, c.expected)) if c.batchable else 1
     return (
@@ -150,6 +153,7 @@ def _collection(edges: _Edges) -> Inputs:
 
 
 def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
+    """Decompose a GENERATION component into the prefilling of its prompt and the decoding of its answer."""
     prefilling = f"{c.name}.prefilling"
     return (
         Primitive(
@@ -182,7 +186,11 @@ def _generation(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
 
 
 def _single(kind: PrimitiveKind) -> _Decompose:
+    """Return the decomposition of a role that consists of one primitive, of this kind."""
+
     def decompose(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
+        """Return the component as one primitive. It has the effects of its fragments, and unknown ones if it is user
+        code."""
         body = otherwise = None
         effects = c.effects
         if c.body is not None:
@@ -226,6 +234,7 @@ def _custom(c: Component, edges: _Edges, sizes: Shape) -> _Primitives:
 
 
 def _fragment(body: WorkflowTemplate | None, sizes: Shape) -> Fragment | None:
+    """Return the p-graph of a component's body as a fragment; None without a body."""
     if body is None:
         return None
     graph = build_pgraph(body, sizes)

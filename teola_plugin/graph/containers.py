@@ -56,6 +56,7 @@ def holds(condition: Any) -> bool:
 
 
 def _check(value: Any, key: object) -> None:
+    """Raise an error if looking up `key` would run the user's code (TypeError) or add the key (KeyError)."""
     kind: Any = type(value)
     if _own_code(kind, "__getitem__"):
         raise TypeError(f"{kind.__name__}.__getitem__ is code of the user's")

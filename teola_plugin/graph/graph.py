@@ -63,6 +63,7 @@ class Graph:
                 raise self._error(self._by_id[name], self._unknown_edge(self._by_id[name])) from None
 
     def _check(self, primitives: list[Primitive]) -> None:
+        """Raise GraphError for a missing fragment, prefilling or output, and for options named like attributes."""
         for p in [p for p in primitives if p.kind in _CHECKED_KINDS]:
             if p.kind in FRAGMENT_KINDS and p.fragment is None:
                 raise self._error(p, f"is a {p.kind.name} without a fragment")
@@ -88,6 +89,7 @@ class Graph:
         return GraphError(f"primitive {p.id!r} {problem}.\n  {format_primitive(p)}\n", hint=hint)
 
     def _sorted(self) -> tuple[Primitive, ...]:
+        """Return the primitives in a topological order that equal graphs share. Raise GraphError for a cycle."""
         waiting = {name: len(parents) for name, parents in self._parents.items() if parents}
         ready = [name for name in self._parents if name not in waiting]
         children = self._children
@@ -235,6 +237,7 @@ class Graph:
         return hashlib.sha256(str(self).encode()).hexdigest()[:12]
 
     def __eq__(self, other: object) -> bool:
+        """Compare output and primitives; their order and how the graph was made do not count."""
         if self is other:
             return True
         if not isinstance(other, Graph):
@@ -270,6 +273,8 @@ class _AncestorSets(Mapping[str, frozenset[str]]):
         self._sets: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> frozenset[str]:
+        """Return the set of a primitive's ancestors, built from its mask on first use. Raise KeyError for an unknown
+        id."""
         ids = self._sets.get(name)
         if ids is None:
             mask = self._masks[name]
@@ -302,6 +307,7 @@ class GraphEdit:
         return name in self._by_id
 
     def add(self, *primitives: Primitive) -> None:
+        """Add primitives. Raise GraphError if the graph has one of their ids already."""
         for p in primitives:
             if p.id in self._by_id:
                 raise GraphError(f"primitive {p.id!r} is in the graph already.", hint="choose another id")

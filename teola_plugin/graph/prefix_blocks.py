@@ -46,6 +46,7 @@ def block_hashes(
 
 
 def _little_endian(ids: Sequence[int]) -> bytes:
+    """Return token ids as 64-bit little-endian bytes, the same on every machine. Raise OverflowError for larger ids."""
     integers = array("q", ids)
     if integers.itemsize != 8:
         raise OverflowError("array('q') is expected to hold 64-bit integers")

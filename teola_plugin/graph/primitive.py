@@ -264,6 +264,7 @@ class Primitive:
         """Return a copy with ids replaced by `names`, external references by `refs`, and fields by `changes`."""
 
         def renamed(ref: Ref) -> Ref:
+            """Return a reference with its producer renamed, or bound to what `refs` has for it."""
             if ref.producer in refs:
                 base = refs[ref.producer]
                 return Ref(base.producer, base.path + ref.path)

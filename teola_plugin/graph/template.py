@@ -99,6 +99,7 @@ class WorkflowTemplate:
     """Values of `Attributes.lookahead` in it and in the bodies of its components; False for early arms, too."""
 
     def __post_init__(self) -> None:
+        """Raise GraphError for names that are used twice, and for an order, input or output that names no component."""
         names = [c.name for c in self.components]
         if len(set(names)) != len(names):
             duplicate = next(n for n in names if names.count(n) > 1)
@@ -120,6 +121,7 @@ class WorkflowTemplate:
         self._check(self.output, "the output")
 
     def _check(self, ref: Ref, reader: str) -> None:
+        """Raise GraphError if a reference names no component. `reader` is who has it, for the message."""
         if not ref.external and ref.producer not in self._names:
             raise GraphError(
                 f"{reader} reads {ref}, which no component produces.", hint=f"use one of {sorted(self._names)}"
@@ -278,6 +280,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def __call__(self, size: float) -> float:
+        """Return the seconds for a size, by the straight line through the two points next to it; never negative."""
         points = self.points
         if len(points) == 1:
             return points[0][1]

@@ -181,6 +181,10 @@ class PassPipeline:
         return Optimised(edit.freeze(), reports, outer.source)
 
     def _run_to_fixed_point(self, graph: Graph, context: PassContext) -> Optimised:
+        """Apply the passes in turn until none of them changes the graph, its fragments excepted.
+
+        Raise `PassError` if that takes more than `max_rounds`.
+        """
         reports: list[PassReport] = []
         current, unchanged_count = graph, 0
         for round_number in range(self.max_rounds if self.passes else 0):
@@ -204,6 +208,7 @@ class PassPipeline:
         )
 
     def _apply(self, graph_pass: Pass, graph: Graph, context: PassContext) -> PassReport:
+        """Run one pass and report it, also to the observer. Raise `PassError` if it fails or returns no Graph."""
         name, started_s = graph_pass.name, perf_counter()
         try:
             rewritten = graph_pass.run(graph, context)
@@ -314,6 +319,7 @@ class GraphCache:
         return len(self._entries)
 
     def clear(self) -> None:
+        """Forget all plans, and all keys of templates."""
         with self._lock:
             self._entries.clear()
             self._structures.clear()
@@ -336,6 +342,7 @@ class _Structure:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        """Return True if two templates are planned alike: they are equal, and so are the types of their options."""
         if not isinstance(other, _Structure):
             return NotImplemented
         if self._template is other._template:

@@ -43,6 +43,10 @@ class DecodingPipelining:
     name: ClassVar[str] = "decoding-pipelining"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
+        """Rewrite decodings of lists whose readers may start on single items; return the same graph if there are none.
+
+        With a known number of items the instances are planned; else they are added at run time.
+        """
         decodings = [p for p in graph if p.kind is _K.DECODING and p.splittable and not _is_pipelined(p, graph)]
         if not decodings or context.speculate == "off":
             return graph

@@ -31,6 +31,7 @@ class DraftDecoding:
     name: ClassVar[str] = "draft-decoding"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
+        """Add draft texts to the prefillings that have any; return the same graph if there are none."""
         drafts = [(p, texts) for p in graph if _accepts_drafts(p, context) and (texts := _draft_texts(p, graph))]
         if not drafts:
             return graph

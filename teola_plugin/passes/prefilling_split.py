@@ -39,6 +39,8 @@ class PrefillingSplit:
     name: ClassVar[str] = "prefilling-split"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
+        """Split prompts whose beginning is known early, and mark those that grow with a list; else return the same
+        graph."""
         candidates = [p for p in graph if p.kind is _K.PREFILLING and _is_splittable(p, context)]
         growing = list(_growing_prompts(graph, context))
         if not candidates and not growing:
@@ -190,6 +192,10 @@ def _expects_pause(p: Primitive, estimates: _Estimates) -> bool:
 
 
 def _split(edit: GraphEdit, p: Primitive, ends: list[int], when_idle: bool) -> None:
+    """Replace a prefilling by partial ones that end before the parts `ends`, and a full one after them.
+
+    `when_idle`: the partial ones wait for a pause of the engine.
+    """
     before: tuple[str, ...] = ()
     for number, end in enumerate(ends):
         prefix = p.prompt[:end]

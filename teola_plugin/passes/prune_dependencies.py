@@ -26,6 +26,7 @@ class PruneDependencies:
     once: ClassVar[bool] = True
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
+        """Remove order edges that are not required; return the same graph if all are."""
         if not any(p.after for p in graph):
             return graph
         edit = GraphEdit(graph)
@@ -88,6 +89,7 @@ class _Pruning:
         return after
 
     def _effects(self, p: Primitive) -> tuple[Effect, ...]:
+        """Return the effects of a primitive; those of all stages for the AGGREGATE that joins stages."""
         if p.kind is PrimitiveKind.AGGREGATE and p.call == CONCAT:
             # The AGGREGATE behind stages has the effects of all stages; a stage may be an AGGREGATE of stages itself.
             staged = [self.graph[r.producer] for r in p.refs if not r.external]

@@ -60,6 +60,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def _load(entry: EntryPoint) -> Pass:
+    """Return the pass of an entry point. Raise RegistrationError if it cannot be imported or is no Pass."""
     try:
         target = entry.load()
         graph_pass = target() if isinstance(target, type) or not isinstance(target, Pass) else target

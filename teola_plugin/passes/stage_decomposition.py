@@ -37,6 +37,7 @@ class StageDecomposition:
     name: ClassVar[str] = "stage-decomposition"
 
     def run(self, graph: Graph, context: PassContext) -> Graph:
+        """Cut batches that exceed an engine's most efficient size into stages; return the same graph if none does."""
         plan: dict[str, _Cuts] = {}
         for p in graph:
             if p.batchable and p.kind in STAGED_KINDS and not _must_wait_for_all_stages(p, plan, graph):
@@ -98,6 +99,7 @@ def _can_overlap(p: Primitive, graph: Graph, context: PassContext) -> bool:
 
 
 def _apply(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
+    """Return the graph with each planned primitive replaced by its stages, joined again where all are read at once."""
     edit = GraphEdit(graph)
     stages = {name: _stages(graph[name], cuts, plan) for name, cuts in plan.items()}
     read = {graph.output.producer}
@@ -113,9 +115,11 @@ def _apply(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
 
 
 def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive]:
+    """Return the stages of a primitive. Where its producer has the same cuts, a stage reads the producer's stage alone."""
     lists, path = list_inputs(p), InstancePath(p.id)
 
     def stage_input(key: str, ref: Ref, i: int) -> Ref:
+        """Return what stage `i` reads for an input: a slice of a list, the producer's stage, or all of another value."""
         if key not in lists:
             return ref
         if not ref.path and plan.get(ref.producer) == cuts:

@@ -237,6 +237,7 @@ class ServedUnits:
             self._virtual_times[app] = max(self._virtual_now, self._virtual_times.get(app, 0.0))
 
     def add(self, app: str, weight: float, units: float) -> None:
+        """Count units of the engine that an app has got, divided by its weight, so that apps with less are served next."""
         before = self._virtual_times.get(app, self._virtual_now)
         self._virtual_now = max(self._virtual_now, before)
         self._virtual_times[app] = before + units / max(weight, MIN_WEIGHT)
@@ -305,6 +306,10 @@ class QueuedPrimitive:
 
     @staticmethod
     def of(event: Enqueue, arrival_number: int, query_number: int = 0) -> QueuedPrimitive:
+        """Create the queue's entry for a primitive that arrives at the engine.
+
+        `arrival_number` and `query_number`: its place, and that of its query, in the order of arrival.
+        """
         requests, due = deque(event.requests), None if event.left is None else event.at + event.left
         position = event.query, event.primitive, event.kind, requests, event.depth, arrival_number
         priority = (
@@ -380,6 +385,8 @@ class Slots:
     """Size of the smallest request on offer."""
 
     def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
+        """Take slots of the replica for a request. Return False if it does not fit; an idle replica takes one of any
+        size."""
         size = request.size if len(queued.requests) > self.bulk else max(1.0, request.size)
         if self.requests < 1 or (size > self.units and not self.is_idle):
             return False
@@ -425,6 +432,7 @@ class Running:
     _queries: dict[str, dict[str, RunningRequest]] = field(default_factory=dict)
 
     def add(self, running: RunningRequest) -> None:
+        """Count a request as running, by its id, its query and its replica. Its prompt is yet to be computed."""
         self.by_id[running.request] = running
         self._queries.setdefault(running.query, {})[running.request] = running
         on_replica = self._replicas.get(running.replica)
@@ -481,6 +489,7 @@ class Running:
         return any(r.depth > warmup.depth and (r.prefilling or not shares_capacity) for r in neighbours.values())
 
     def slots(self, replica: str, profile: EngineProfile) -> Slots:
+        """Return the free slots of a replica, as its engine batches: none while a static one runs a batch."""
         on_replica = self.at(replica)
         if profile.batching is Batching.STATIC:
             if on_replica.requests:

@@ -84,6 +84,8 @@ class SharedSlots:
 
     @property
     def left(self) -> bool:
+        """True if any replica has a slot for another request. Replicas that are full are skipped for the rest of the
+        round."""
         while self._open:
             on_replica = self._running.at(self._open[-1])
             has_slot = len(on_replica.requests) < self._profile.max_requests and self._open[-1] not in self._reserved
@@ -93,6 +95,10 @@ class SharedSlots:
         return False
 
     def take(self, queued: QueuedPrimitive, request: QueuedRequest) -> bool:
+        """Place a request on a replica, and count it as running there. Return False if it must wait for a slot.
+
+        A request that has waited for too long reserves a replica, which then takes nothing else.
+        """
         self._warm_up = queued if queued.kind is _WARM_UP else None
         urgent = queued.overtaken >= self._patience
         placement_request = PlacementRequest(
@@ -179,6 +185,7 @@ class Batches:
             self._use_router(E2(profile))
 
     def _use_router(self, router: RequestPlacement) -> None:
+        """Choose the replica of each request by `router` from now on. Raise ConfigError for a static engine."""
         if self.profile.batching is Batching.STATIC:
             raise ConfigError(
                 f"{type(router).__name__} places request by request, but a batch of a static engine runs as one.",
@@ -191,6 +198,7 @@ class Batches:
     # ------------------------------------------------------------ replicas in turn
 
     def _serve_replicas_in_turn(self) -> Instructions:
+        """Form batches for replicas with free slots, the least loaded first, until none takes anything more."""
         batches: Instructions = []
         while self.queue:
             batch = self._next_batch()
@@ -221,6 +229,8 @@ class Batches:
     def _may_run(
         self, queued: QueuedPrimitive, replica: str, free: dict[str, int], outstanding: dict[str, int]
     ) -> bool:
+        """Return True if a primitive may run on this replica now: a warm-up if it delays nothing, a session at its
+        home."""
         if queued.kind is _WARM_UP and self.running.holds_back(queued, replica, self.profile):
             return False
         if not queued.session:
@@ -253,6 +263,10 @@ class Batches:
     # ------------------------------------------------------------ admission
 
     def _admit(self, replica: str, picked: list[Pick]) -> RunBatch:
+        """Remove the picked requests from the queue, and return the batch that gives them to a replica.
+
+        They are counted for their apps, and older primitives that stay in the queue as overtaken.
+        """
         newest_arrival = -1
         requests, priorities, urgencies = [], [], []
         for queued, request in picked:
@@ -326,6 +340,7 @@ class EngineScheduler(Batches):
     # ------------------------------------------------------------ events
 
     def _enqueue(self, event: Enqueue) -> Instructions:
+        """Add a primitive to the queue. Reject those of its requests that are larger than the engine can ever take."""
         limit = self.profile.max_request_size
         too_large = [r for r in event.requests if limit is not None and r.size > limit]
         queued = QueuedPrimitive.of(event, next(self._arrivals), self._query_numbers.number(event.query))
@@ -338,6 +353,7 @@ class EngineScheduler(Batches):
         return instructions
 
     def _end_requests(self, event: RequestsEnded) -> Instructions:
+        """Free the slots of requests that have ended."""
         for request in event.requests:
             self.running.remove(request)
         if self.router is not None:
@@ -345,6 +361,7 @@ class EngineScheduler(Batches):
         return []
 
     def _retried(self, event: Retried) -> Instructions:
+        """Put a running request that failed back into the queue, at the place that it had there."""
         running = self.running.by_id.get(event.request)
         if running is None:
             return [Dropped((event.request,))]  # every request is answered
@@ -357,6 +374,7 @@ class EngineScheduler(Batches):
         return []
 
     def _prefilled(self, event: PrefillEnded) -> Instructions:
+        """Note that the prompt of a running request is computed: it takes no more units of its replica."""
         running = self.running.by_id.get(event.request)
         if running is not None:
             self.running.prefilled(running)
@@ -375,6 +393,7 @@ class EngineScheduler(Batches):
         return []
 
     def _cancel(self, event: CancelRequests) -> Instructions:
+        """Drop cancelled requests from the queue, and order those that run to be cancelled at their replicas."""
         unwanted = set(event.requests)
         dropped: list[str] = []
         for queued in self.queue:
@@ -392,6 +411,7 @@ class EngineScheduler(Batches):
         ]
 
     def _depths(self, event: DepthChanged) -> Instructions:
+        """Give the queued and running primitives of a query their new depths, objectives and gangs."""
         for queued in self.queue:
             if queued.query == event.query:
                 self._update_standing(queued, event)
@@ -408,6 +428,7 @@ class EngineScheduler(Batches):
             queued.objective, queued.gang = event.objectives[queued.primitive]
 
     def _up(self, event: ReplicaUp) -> Instructions:
+        """Add a replica that takes work from now on, and route requests by prefix if it is the second one."""
         if event.replica not in self.replicas:
             self.replicas.append(event.replica)
             if self.router is not None:
@@ -416,6 +437,7 @@ class EngineScheduler(Batches):
         return []
 
     def _remove_replica(self, event: ReplicaDrained | ReplicaDown) -> Instructions:
+        """Give a replica no more work. If it is down, forget the requests that ran there: the driver ends them."""
         self.replicas = [i for i in self.replicas if i != event.replica]
         self.placement.forget_replica(event.replica)
         if self.router is not None:

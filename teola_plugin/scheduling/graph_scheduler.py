@@ -134,6 +134,10 @@ class Expansion:
         expand_kind[live.primitive.kind](query, live, event)
 
     def _expand_map(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        """Make an instance of a MAP for each item, or take the speculative one whose predicted item equals it.
+
+        Speculative instances that match no item are dropped.
+        """
         p = live.primitive
         items = p.input("items")
         assert items is not None
@@ -155,6 +159,7 @@ class Expansion:
                 self.discard_instance(query, path.instance(index))
 
     def _expand_fold(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        """Make an instance of a FOLD for each item, each of which reads the value carried from the one before."""
         p = live.primitive
         items, carry = p.input("items"), p.input("init")
         assert items is not None and carry is not None
@@ -164,6 +169,10 @@ class Expansion:
         self._await_outputs(query, live, [carry])
 
     def _expand_branch(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        """Make the chosen arm of a BRANCH, or take it over if it has begun speculatively; drop the other arm.
+
+        Without a second arm the branch has the value of its condition.
+        """
         p, first_arm = live.primitive, bool(event.count)
         path, arm = InstancePath(p.id), p.fragment if first_arm else p.otherwise
         output = _speculative_arm(query, live, path.arm(first_arm))
@@ -189,6 +198,7 @@ class Expansion:
                 query.hold(live.id, [output])
 
     def _expand_loop(self, query: LiveQuery, live: LivePrimitive, event: Expanded) -> None:
+        """Begin the next round of a LOOP, or end the loop with its carried value, as its last round says."""
         carry = live.outputs[-1].at("carry")
         if event.count and len(live.outputs) < self._max_rounds:
             self._add_round(query, live, carry)
@@ -243,6 +253,10 @@ class Expansion:
                 self._steps.start(query, live)
 
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
+        """Have a holder wait for the outputs of its instances, and collect them if they are all there.
+
+        The holder is dropped if one of them never comes.
+        """
         live.outputs = outputs
         live.collects.update(r.producer for r in outputs)
         live.waits = {
@@ -272,6 +286,7 @@ class Expansion:
         self._complete(query, live)
 
     def _complete(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """End a holder that has its value: advance its readers, and forget its instances."""
         live.status = Status.DONE
         self._steps.after_end(query, live)
         for name in live.instances:
@@ -289,6 +304,7 @@ class Expansion:
         self._begin_spliced(query)
 
     def _grow(self, query: LiveQuery, holder: LivePrimitive, item: Ref) -> None:
+        """Add a speculative instance to a MAP for the next item of a list that is still being written."""
         name = InstancePath(holder.id).instance(len(holder.predicted))
         holder.predicted.append(item)
         bind = {"$item": item}
@@ -387,6 +403,7 @@ class GraphScheduler:
     # ------------------------------------------------------------ queries
 
     def _admit(self, event: Admit) -> None:
+        """Begin a query: start the primitives that wait for nothing, and the speculative arms of branches."""
         query = LiveQuery(event.query, event.graph, deadline=event.deadline, original_runs=event.original_runs)
         self.queries[query.id] = query
         self._request_tick(event.deadline)
@@ -403,6 +420,7 @@ class GraphScheduler:
             self._out.append(WakeAt(deadline))
 
     def _tick(self, event: Tick) -> None:
+        """End queries whose deadline has passed, and request a `Tick` at the next deadline."""
         for query in list(self.queries.values()):
             if query.deadline is not None and event.at >= query.deadline:
                 self._end(query, "timeout")
@@ -412,6 +430,10 @@ class GraphScheduler:
             self._request_tick(min(left, default=None))
 
     def _end(self, query: LiveQuery, outcome: str, primitive: str = "") -> None:
+        """End a query with this outcome: cancel its active primitives, and report the end.
+
+        `primitive`: the one whose failure ended it, if one did.
+        """
         if query.has_ended:
             return
         query.has_ended = True
@@ -423,6 +445,7 @@ class GraphScheduler:
         self._out.append(End(query.id, outcome, query.output if outcome == "done" else None, primitive))
 
     def _end_if_done(self, query: LiveQuery) -> None:
+        """End a query as done once its output is there. If an original runs, that one ends the query."""
         if query.has_ended or query.original_runs:
             return
         output = query.get(query.output.producer)
@@ -456,6 +479,7 @@ class GraphScheduler:
             live.status = Status.RUNNING
 
     def _finished(self, query: LiveQuery, event: Finished) -> None:
+        """Note that a primitive has its value, and start what waited for that alone."""
         live = query.get(event.primitive)
         if live is None or live.status.has_ended:
             return
@@ -475,6 +499,7 @@ class GraphScheduler:
         self._end_if_done(query)
 
     def _advance(self, query: LiveQuery, live: LivePrimitive) -> None:
+        """Start a primitive, or collect a holder's outputs, if all that it waited for has ended."""
         if live.status is Status.EXPANDING:
             self._expansion.collect_if_done(query, live)
         elif live.status is Status.WAITING:
@@ -537,6 +562,10 @@ class GraphScheduler:
         self._out += [Release(query.id, producer) for producer in producers]
 
     def _failed(self, query: LiveQuery, event: PrimitiveFailed) -> None:
+        """End a failed primitive, its decodings, and everything that cannot do without their values.
+
+        The query fails if its output is among them; where an original runs, it goes on.
+        """
         live = query.get(event.primitive)
         if live is None:
             return

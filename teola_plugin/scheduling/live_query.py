@@ -82,6 +82,7 @@ def in_gang(name: str, members: str) -> bool:
 
 
 def _compute_objectives(graph: Graph) -> dict[str, GangObjective]:
+    """Deduce the objective of each primitive of a graph: from the output backwards, by what puts its value together."""
     shapes = _shapes(graph)
     merged: dict[str, set[str]] = {p.id: set() for p in graph}
     for p in graph:
@@ -102,6 +103,7 @@ def _compute_objectives(graph: Graph) -> dict[str, GangObjective]:
 
 
 def _objective(p: Primitive, gang_path: _GangPath) -> GangObjective:
+    """Return the objective of a primitive by its kind and by the gangs between it and the output."""
     gang = gang_path[-1][0] if gang_path else ""
     if p.kind is _K.PARTIAL_PREFILLING:
         return GangObjective(Objective.BACKGROUND, gang)
@@ -113,6 +115,7 @@ def _objective(p: Primitive, gang_path: _GangPath) -> GangObjective:
 
 
 def _shapes(graph: Graph) -> Mapping[str, _Shape]:
+    """Return, by primitive, the kinds and engines of the last engine primitives that its value comes from."""
     shapes: dict[str, _Shape] = {}
     no_shape: _Shape = frozenset()
     for p in graph:
@@ -331,6 +334,7 @@ class LiveQuery:
         return self._depths.deepest()
 
     def _put(self, live: LivePrimitive) -> None:
+        """Add a live primitive, and list it under each instance that contains it."""
         p = live.primitive
         self._live[p.id] = live
         if p.speculative_refs:
@@ -339,6 +343,7 @@ class LiveQuery:
             self._within.setdefault(outer, []).append(p.id)
 
     def _insert(self, p: Primitive, parents: Iterable[str]) -> LivePrimitive:
+        """Add a primitive that is spliced in, with its edges. It waits for those of its parents that have not ended."""
         waits: set[str] = set()
         for producer in parents:
             self._children.setdefault(producer, []).append(p.id)

@@ -48,6 +48,7 @@ class BatchPolicy(Protocol):
 
 
 def _take_requests(queued: QueuedPrimitive, slots: FreeSlots, picked: list[Pick], taken_ids: set[str]) -> None:
+    """Add requests of a primitive to `picked` and `taken_ids` for as long as slots take them."""
     for request in queued.requests:
         if request.id in taken_ids:
             continue
@@ -61,6 +62,7 @@ def _take_requests(queued: QueuedPrimitive, slots: FreeSlots, picked: list[Pick]
 
 
 def _take_in_order(queue: Iterable[QueuedPrimitive], slots: FreeSlots) -> tuple[list[Pick], set[str]]:
+    """Return the requests that slots take if primitives are served in this order, and the ids of these requests."""
     picked: list[Pick] = []
     taken_ids: set[str] = set()
     for queued in queue:
@@ -89,6 +91,7 @@ class TopologyAware:
     patience: int = 20
 
     def pick(self, queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots) -> list[Pick]:
+        """Return the requests that go next: from each query's bucket in turn its deepest level (see the class)."""
         if len(queue) == 1:
             return _take_in_order(queue, slots)[0]
         if isinstance(slots, Slots):  # a fast path: queues are long where little fits
@@ -197,6 +200,7 @@ class LevelsByQuery(Mapping[str, Levels]):
         self._sorted: dict[str, Levels] = {}
 
     def __getitem__(self, query: str) -> Levels:
+        """Return the levels of a query's bucket, sorted when they are first read. Callers may take from them."""
         levels = self._sorted.get(query)
         if levels is None:
             levels = self._sorted[query] = self._sort(self._buckets[query])
@@ -299,6 +303,8 @@ class ShortestRemaining(CriticalPath):
     which `patience` bounds. Queries of unknown duration go after those, by arrival."""
 
     def _order_buckets(self, levels: Mapping[str, Levels], running: Running, all_awaited: bool) -> Mapping[str, Levels]:
+        """Order the queries by urgency, then by the seconds that they still take; unknown durations last."""
+
         def key(item: tuple[str, Levels]) -> tuple[int, float]:
             query, query_levels = item
             remaining_s = max(query_levels[0][0].remaining, running.longest(query))
@@ -325,7 +331,11 @@ class EarliestDeadline(ShortestRemaining):
     case; both by arrival. Warm-ups go last."""
 
     def _order_buckets(self, levels: Mapping[str, Levels], running: Running, all_awaited: bool) -> Mapping[str, Levels]:
+        """Order the queries by when they are due; those without a deadline, and late ones, come after these."""
+
         def key(item: tuple[str, Levels]) -> tuple[bool, int, float]:
+            """Return the place of a bucket: warm-ups last, then by class (in time, no deadline, late), then by
+            deadline."""
             level = item[1][0]
             first = level[0]
             background = all(queued.objective is Objective.BACKGROUND for queued in level)

@@ -62,6 +62,7 @@ def validate_engine_scheduler(scheduler: EngineState) -> None:
 
 
 def _validate_running(scheduler: EngineState) -> None:
+    """Raise `InvalidState` if a replica miscounts its running requests or runs more than its engine takes."""
     running, profile = scheduler.running, scheduler.profile
     max_static_batch = max(profile.max_efficient_batch, profile.max_batch)
     count = 0
@@ -98,6 +99,7 @@ def validate_graph_scheduler(scheduler: GraphState, query: str | None = None) ->
 
 
 def _validate_query(query: LiveQuery) -> None:
+    """Raise `InvalidState` if a primitive waits for nothing or for an ended one, or the query goes on after its output."""
     for live in query:
         if live.status is Status.WAITING:
             _check(bool(live.waits), f"{live.id} of query {query.id} waits for nothing")

@@ -94,6 +94,8 @@ class SessionAffinity:
         return self._by_session.get(session) if session else None
 
     def remember(self, session: str, replica: str) -> None:
+        """Note that a session's requests run on this replica, and forget the session that was noted first if they are
+        too many."""
         if not session:
             return
         self._by_session[session] = replica

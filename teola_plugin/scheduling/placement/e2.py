@@ -100,6 +100,7 @@ class E2:
         self.loads.add_replica(replica)
 
     def forget_replica(self, replica: str) -> None:
+        """Forget a replica that takes no more requests: its load, its cached prefixes and its sessions."""
         self.loads.forget_replica(replica)
         self.index.forget_replica(replica)
         self._affinity.forget_replica(replica)
@@ -109,12 +110,14 @@ class E2:
             members.pop(replica, None)
 
     def begin_round(self, at: float) -> None:
+        """Begin a round of decisions at this time, in seconds, and let loads that are too old expire."""
         self._now = at
         self._too_large = _ANY_SIZE
         self._round_queues.clear()
         self.loads.expire(at)
 
     def record_sent(self, request: PlacementRequest, choice: PlacementChoice) -> None:
+        """Count a request as sent to a replica: in its load, its cache, its session and its gang."""
         self._preferences.pop(request.id, None)
         path = self.index.hold(choice.replica, request.blocks, self._now)
         cost = self._cost(choice.units)
@@ -132,12 +135,14 @@ class E2:
         self.loads.record_prefilled(at, request)
 
     def record_ended(self, at: float, requests: Iterable[str]) -> None:
+        """Take requests that have ended out of the loads, and balance the loads if it is time for that."""
         for request in requests:
             self.loads.record_ended(at, request)
         if self.balancer.check(at):
             self._preferences.clear()
 
     def record_cache_event(self, event: CacheEvent) -> None:
+        """Update the index of prefixes by what an engine reports about the cache of a replica."""
         if event.replica not in self.loads:
             return
         if isinstance(event, CacheStored):
@@ -152,6 +157,11 @@ class E2:
     # ------------------------------------------------------------ the decision
 
     def choose_replica(self, request: PlacementRequest, fits: Fits) -> PlacementChoice | None:
+        """Return the replica for a request: where its prefix or session is, else where work is cheapest.
+
+        None if it is to wait for a slot. `fits` says which replicas have a slot. A waiting request's preference is kept
+        for a while.
+        """
         preferred = self._preferences.get(request.id)
         if preferred is not None and preferred.until > self._now:
             if preferred.min_units >= self._too_large:
@@ -285,6 +295,7 @@ class E2:
     # ------------------------------------------------------------ explore
 
     def _explore(self, request: PlacementRequest, match: Match, fits: Fits) -> PlacementChoice | None:
+        """Return the replica where the request costs least, wherever its prefix is; None if no replica has a slot."""
         if _missing_tokens(request, match.depth) >= self._too_large:
             return None
         members = self._gangs.get(request.gang) if request.gang else None

@@ -198,6 +198,7 @@ class LoadModel:
         self._balance.append((at, load, tokens - new, tokens))
 
     def record_prefilled(self, at: float, request: str) -> None:
+        """Record that a request gave its first token: its replica prefills it no more, and decodes it."""
         record_sent = self._sent_requests.get(request)
         if record_sent is not None and record_sent.first_token is None:
             record_sent.first_token = record_sent.load.since = at
@@ -205,6 +206,7 @@ class LoadModel:
             record_sent.load.first_token.add(at, at - record_sent.at)
 
     def record_ended(self, at: float, request: str) -> None:
+        """Take a request out of its replica's running ones, and learn from it how long decodings take."""
         record_sent = self._sent_requests.pop(request, None)
         if record_sent is None:
             return

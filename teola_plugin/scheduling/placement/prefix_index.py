@@ -238,6 +238,10 @@ class PrefixIndex:
         return top
 
     def _touch(self, replica: str, path: list[Run]) -> None:
+        """Record that a replica holds these runs and has just used them: they are the last to be dropped.
+
+        The heap is cleaned of stale entries once these are most of it.
+        """
         cache = self._caches.setdefault(replica, ReplicaCache())
         self._tick += 1
         for run in path:
@@ -262,6 +266,7 @@ class PrefixIndex:
             self._remove_run(replica, current)
 
     def _remove_run(self, replica: str, run: Run) -> None:
+        """Record that a replica holds a run no more, and remove the run if no other replica holds it."""
         cache = self._caches[replica]
         del run.holders[replica]
         cache.blocks -= len(run.blocks)
