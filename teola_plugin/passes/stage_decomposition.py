@@ -115,11 +115,11 @@ def _apply(graph: Graph, plan: dict[str, _Cuts]) -> Graph:
 
 
 def _stages(p: Primitive, cuts: _Cuts, plan: dict[str, _Cuts]) -> list[Primitive]:
-    """Return the stages of a primitive. Where its producer has the same cuts, a stage reads the producer's stage alone."""
+    """Return the stages of a primitive. If its producer has the same cuts, each reads the producer's stage alone."""
     lists, path = list_inputs(p), InstancePath(p.id)
 
     def stage_input(key: str, ref: Ref, i: int) -> Ref:
-        """Return what stage `i` reads for an input: a slice of a list, the producer's stage, or all of another value."""
+        """Return what stage `i` reads for an input: a slice of a list, a stage of the producer, or the whole value."""
         if key not in lists:
             return ref
         if not ref.path and plan.get(ref.producer) == cuts:

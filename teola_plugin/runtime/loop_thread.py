@@ -173,7 +173,7 @@ class LoopThread:
         return future
 
     def _start_task(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
-        """Start a coroutine on the loop for `run`. Its outcome goes to `future`, and cancelling that cancels the task."""
+        """Start a coroutine on the loop for `run`. Its outcome goes to `future`; cancelling that cancels the task."""
         task = self.loop.create_task(coroutine)
 
         def copy_outcome(task: asyncio.Task[Any]) -> None:
@@ -203,7 +203,7 @@ class LoopThread:
             self.loop.close()
 
     async def _finish(self) -> None:
-        """Cancel all tasks on the loop, wait a bounded time for them, and end the loop. Runs on the loop, for `stop`."""
+        """Cancel all tasks on the loop, wait a bounded time for them, and end the loop. `stop` runs it there."""
         try:
             left = await cancel_tasks(_STOP_TIMEOUT_S, asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
             if left:

@@ -304,7 +304,7 @@ class RemainingTimes:
         )
 
     def _planned(self, graph: Graph) -> Mapping[str, float]:
-        """Return the seconds from the beginning of each primitive of a graph to its end, computed once for each graph."""
+        """Return the seconds from each primitive's beginning to the end of the graph, computed once for each graph."""
         times = self._by_graph.get(graph)
         if times is None:
             times = self._by_graph[graph] = remaining_times(graph, PassContext(self._profiles()))

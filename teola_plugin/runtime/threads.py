@@ -59,7 +59,7 @@ class DaemonThreads:
             threading.Thread(target=self._serve, args=(task,), name="teola-prefetch", daemon=True).start()
 
     def _serve(self, task: Task) -> None:
-        """Run a task, and then others as they come, until none has come for a while. This is the body of each thread."""
+        """Run a task, and others as they come, until none has come for a while. This is the body of each thread."""
         next_task: Task | None = task
         del task
         while next_task is not None:

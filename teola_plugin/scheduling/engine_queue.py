@@ -237,7 +237,7 @@ class ServedUnits:
             self._virtual_times[app] = max(self._virtual_now, self._virtual_times.get(app, 0.0))
 
     def add(self, app: str, weight: float, units: float) -> None:
-        """Count units of the engine that an app has got, divided by its weight, so that apps with less are served next."""
+        """Count units that an app has got from the engine, divided by its weight: apps with less are served next."""
         before = self._virtual_times.get(app, self._virtual_now)
         self._virtual_now = max(self._virtual_now, before)
         self._virtual_times[app] = before + units / max(weight, MIN_WEIGHT)

@@ -99,7 +99,7 @@ def validate_graph_scheduler(scheduler: GraphState, query: str | None = None) ->
 
 
 def _validate_query(query: LiveQuery) -> None:
-    """Raise `InvalidState` if a primitive waits for nothing or for an ended one, or the query goes on after its output."""
+    """Raise `InvalidState` if a primitive waits for nothing or an ended one, or an answered query goes on."""
     for live in query:
         if live.status is Status.WAITING:
             _check(bool(live.waits), f"{live.id} of query {query.id} waits for nothing")

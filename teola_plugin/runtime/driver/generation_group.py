@@ -99,7 +99,7 @@ class GenerationGroup:
             yield from self._take_item(item)
 
     def _end_prefilling(self) -> Iterator[GroupEvent]:
-        """Yield, once, the events for the first sign of an answer: the prompt is computed, the first decoding begins."""
+        """Yield, once, the events for the first sign of an answer: the prompt is computed, a decoding begins."""
         if not self.is_prefilled:
             self.is_prefilled = True
             if self.members:

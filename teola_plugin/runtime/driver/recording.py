@@ -97,7 +97,7 @@ class RunTrace:
                 self.recorder.at_step(run.id, member.id, step)
 
     def collected(self, run: QueryRun, name: str, producers: tuple[str, ...]) -> None:
-        """Trace the holder of a fragment, whose value was put together from its instances, as a span without duration."""
+        """Trace the holder of a fragment, whose value was collected from its instances, as a span without duration."""
         now = self._now()
         cause = run.causes.pop(name, "")
         self.recorder.queued(run.id, name, now, kind="MAP", parents=producers, step=run.step_of(name), cause=cause)
