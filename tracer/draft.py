@@ -143,6 +143,10 @@ class Draft:
         return name
 
     def add(self, component: Component, call: ClientCall | None = None) -> Ref:
+        """Add a component to the template, with the function that computes it if that runs in this process.
+
+        Return a reference to its value.
+        """
         self.components[component.name] = component
         if call is not None:
             self.calls[component.name] = call

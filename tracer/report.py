@@ -40,6 +40,7 @@ class TraceReport:
         return tuple(node for node in self.nodes if node.level == level)
 
     def __str__(self) -> str:
+        """Return the report as a table for the user: level, path, class, components and reason of each part."""
         rows = []
         for node in self.nodes:
             reasons = [f"({node.reason})"] if node.reason else []

@@ -68,6 +68,7 @@ class _SourceFile:
 
 @lru_cache(maxsize=64)
 def _parse_file(text: str) -> _SourceFile:
+    """Parse the text of a file, and compile it. Return its functions by first line and name."""
     tree = ast.parse(text)
     definitions: dict[Location, list[Definition]] = {}
     for node in ast.walk(tree):
@@ -91,6 +92,7 @@ def _location(code: CodeType) -> Location:
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code objects of all functions and classes inside a code object, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -103,6 +105,7 @@ def _is_same_code(left: CodeType, right: CodeType) -> bool:
 
 
 def _behavior(code: CodeType) -> tuple[Any, ...]:
+    """Return the parts of a code object that decide what it does, apart from its constants."""
     return (
         code.co_code,
         code.co_names,
@@ -117,6 +120,7 @@ def _behavior(code: CodeType) -> tuple[Any, ...]:
 
 
 def _are_equal_constants(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    """Return True if both tuples hold equal constants of the same types, nested functions included."""
     if len(left) != len(right):
         return False
     for one, other in zip(left, right, strict=True):

@@ -105,6 +105,7 @@ def packer(value: Record) -> tuple[tuple[tuple[str, Ref], ...], Callable[..., di
     paths = {name: path for (name, _), (path, _) in zip(inputs, path_refs, strict=True)}
 
     def pack(**values: Any) -> dict[str, Any]:
+        """Return the dictionary with these values of the inputs, nested as the record was."""
         packed: dict[str, Any] = {}
         for name, (*outer_keys, last_key) in paths.items():
             inner = packed

@@ -81,6 +81,11 @@ class Captures:
         return UNKNOWN_VALUE if isinstance(symbol, AwaitableValue) else symbol
 
     def _capture_ref(self, ref: Ref, expression: Expression | None = None) -> Ref:
+        """Make a value of the function around the body an input of the component. Return the ref by which the body
+        reads it.
+
+        `expression`: the value as an expression of the outer function, if it is one.
+        """
         name = add_input(self.inputs, ref, _input_name)
         if expression is not None:
             self.expressions.setdefault(name, expression)
@@ -185,6 +190,10 @@ class MapLoop:
         return results
 
     def _add_component(self, output: Ref, *, one_by_one: bool) -> Symbol:
+        """Add the MAP to the outer draft, with the body as its template. Return a ref to the list of results.
+
+        Return an unknown value if the list of items is not known. `output`: the value that the body gives for one item.
+        """
         outer, body_draft = self.outer, self.body.draft
         try:
             items = outer.to_ref(as_list(self.items))

@@ -229,6 +229,7 @@ def _call_asyncio(interpreter: FunctionInterpreter, func: Any, arguments: Argume
 
 
 def _await_item(item: Item) -> Item:
+    """Return the value that awaiting an argument of `asyncio.gather` gives; unknown for what is no known coroutine."""
     if isinstance(item, Spread):
         coroutines = item.iterable
         return Spread(coroutines.value if isinstance(coroutines, AwaitableValue) else coroutines)
@@ -245,6 +246,7 @@ def may_write(interpreter: FunctionInterpreter, nodes: Sequence[ast.AST]) -> boo
 
 
 def _only_reads(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
+    """Return True if calling a function, given by its code, certainly writes nothing that an engine reads."""
     if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *MUTATING_METHODS):
         return True
     root = func

@@ -285,6 +285,10 @@ class _ExpressionRewriter:
         return self._code_of(self._interpreter.evaluate(node))
 
     def _code_of(self, symbol: Symbol) -> ast.expr:
+        """Return code that stands for a symbol, and collect the refs and objects that it reads.
+
+        Raise `NotUnderstood` for a value that is not known.
+        """
         expression = self._interpreter.to_expression(symbol)
         if expression is None:
             raise NotUnderstood("a value that is not known")
@@ -307,12 +311,14 @@ class _ExpressionRewriter:
         return rewritten, variables
 
     def _rewrite_parts(self, node: ast.AST, variables: frozenset[str]) -> ast.expr:
+        """Return a node with all its fields rewritten. Raise `NotUnderstood` for one that assigns, awaits or yields."""
         if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
             raise NotUnderstood("an expression that does more than give a value")
         fields = {name: self._rewrite_part(value, variables) for name, value in ast.iter_fields(node)}
         return type(node)(**fields)  # type: ignore[return-value]
 
     def _rewrite_part(self, value: object, variables: frozenset[str]) -> object:
+        """Return one field of a node, rewritten: an expression, a list of them, or any other value as it is."""
         if isinstance(value, list):
             return [self._rewrite_part(item, variables) for item in value]
         if isinstance(value, (ast.keyword, ast.Slice, ast.FormattedValue, ast.Starred)):

@@ -54,6 +54,7 @@ def evaluate(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
 
 
 def _evaluate_list(interpreter: FunctionInterpreter, node: ast.List | ast.Tuple) -> Symbol:
+    """Evaluate a list or tuple display. The items of a starred element are known one by one only if their list is."""
     items: list[Item] = []
     for element in node.elts:
         if isinstance(element, ast.Starred):
@@ -64,6 +65,7 @@ def _evaluate_list(interpreter: FunctionInterpreter, node: ast.List | ast.Tuple)
 
 
 def _evaluate_dictionary(interpreter: FunctionInterpreter, node: ast.Dict) -> Symbol:
+    """Evaluate a dictionary display; unknown unless its keys are known texts, but for one leading `**value`."""
     items: dict[str, Symbol] = {}
     base: Ref | None = None
     understood = True
@@ -86,6 +88,7 @@ def _evaluate_dictionary(interpreter: FunctionInterpreter, node: ast.Dict) -> Sy
 
 
 def _to_fields(symbol: Symbol) -> Fields | None:
+    """Return what `**value` unpacks: known items, or a base that is known at run time. None for any other value."""
     if isinstance(symbol, Ref):
         return Fields({}, symbol)
     if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
@@ -94,6 +97,7 @@ def _to_fields(symbol: Symbol) -> Fields | None:
 
 
 def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -> Symbol:
+    """Evaluate `owner[key]` and `owner[start:stop]`: what is known of the item, else an expression."""
     owner = interpreter.evaluate(node.value)
     if isinstance(owner, Unknown):
         return owner
@@ -107,6 +111,7 @@ def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -
 def _evaluate_slice(
     interpreter: FunctionInterpreter, node: ast.Subscript, owner: Symbol, slice_node: ast.Slice
 ) -> Symbol:
+    """Evaluate `owner[start:stop:step]` as an expression; unknown if the owner or a bound is not known."""
     bound_nodes = {name: getattr(slice_node, name) for name in ("lower", "upper", "step")}
     bounds = {name: interpreter.evaluate(bound) for name, bound in bound_nodes.items() if bound is not None}
     slice_symbol = compose(interpreter, slice_node, bounds)
@@ -123,6 +128,10 @@ def _evaluate_slice(
 
 
 def _evaluate_operator(interpreter: FunctionInterpreter, node: ast.BinOp) -> Symbol:
+    """Evaluate a binary operator. Joined texts and lists, `%` formatting and `|` of Runnables have rules of their own.
+
+    Any other operation becomes an expression.
+    """
     left, right = interpreter.evaluate(node.left), interpreter.evaluate(node.right)
     value: Symbol | None = None
     if isinstance(node.op, ast.Add):
@@ -148,6 +157,10 @@ def _is_list(symbol: Symbol) -> bool:
 
 
 def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.Compare) -> Symbol:
+    """Evaluate a comparison, to True or False where that is known already, else as an expression.
+
+    `is` between two values that are computed later is unknown.
+    """
     left = interpreter.evaluate(node.left)
     comparators = [interpreter.evaluate(comparator) for comparator in node.comparators]
     if len(comparators) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
@@ -260,6 +273,10 @@ def _code_of(outer: CodeType | None, node: Definition) -> CodeType | None:
 def _make_function(
     interpreter: FunctionInterpreter, code: CodeType, free: dict[str, Symbol], defaults: dict[str, Symbol]
 ) -> FunctionType:
+    """Make the function that a definition would make, without running the definition.
+
+    `free`: values of its closure. `defaults`: values of parameters. All of them are known objects.
+    """
     values = {name: symbol.value for name, symbol in (free | defaults).items() if isinstance(symbol, KnownValue)}
     positional = [name for name in code.co_varnames[: code.co_argcount] if name in defaults]
     closure = tuple(CellType(values[name]) for name in code.co_freevars)

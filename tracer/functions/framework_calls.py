@@ -225,6 +225,7 @@ def _search_store(interpreter: FunctionInterpreter, store: Any, method: str, arg
 
 
 def _rerank(interpreter: FunctionInterpreter, reranker: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret `reranker.compress_documents(documents, query)`; None unless an engine of a pool does the reranking."""
     documents, query = arguments.get("documents"), arguments.get("query", 1)
     if documents is None or query is None or not is_pool_backed(reranker):
         return None
@@ -366,6 +367,7 @@ def _try_build(make: Callable[[], Any]) -> Symbol:
 
 
 def _is_builder(func: Any) -> bool:
+    """Return True for a class, method or function that only makes an object, so it may be called during tracing."""
     if type(func) is MethodType:
         method: Any = func.__func__
         return type(method) is FunctionType and method.__name__ in _BUILDER_METHODS and is_framework_code(method)

@@ -321,6 +321,8 @@ class FunctionInterpreter:
         return Expression(code, *merge_inputs(known_parts)) if is_small(code) else None
 
     def _expression_of_dictionary(self, fields: Fields) -> Expression | None:
+        """Return an expression that makes a dictionary; None if part of it is not known or changed in place, or if it
+        is large."""
         if fields.base is not None or fields.attributes or self.mutations.has_inside(fields):
             return None
         expressions = [self.to_expression(item) for item in fields.items.values()]
@@ -331,6 +333,7 @@ class FunctionInterpreter:
         return Expression(code, *merge_inputs(known_values)) if is_small(code) else None
 
     def _expression_of_object(self, value: Any) -> Expression:
+        """Return an expression for an existing object: a constant, a builtin, or a name that stands for the object."""
         node = constant_node(value)
         if node is not None:
             return Expression(node)
@@ -388,6 +391,10 @@ class FunctionInterpreter:
     def _add_call(
         self, word: str, call: Callable[..., Any], inputs: Mapping[str, Ref], *, may_be_list: bool = False
     ) -> Ref:
+        """Add a component that computes a value in this process, for other components to read. Return its ref.
+
+        `word`: last part of its name. `may_be_list`: the value may be a list that a model's text spells.
+        """
         name = self.draft.name(f"{self.name}.{word}")
         self.shared.helpers.add(name)
         if may_be_list:

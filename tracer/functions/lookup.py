@@ -187,6 +187,7 @@ def read_object_attribute(owner: Any, name: str) -> Symbol:
 
 
 def _read_statically(owner: Any, name: str) -> Symbol:
+    """Return an attribute of an object or a module without running code of the user's; unknown if that needs code."""
     if is_instance(owner, ModuleType):
         value = vars(owner).get(name, _MISSING)
         return UNKNOWN_VALUE if value is _MISSING else KnownValue(value)
@@ -228,6 +229,7 @@ def _bind_attribute(owner: Any, name: str, attribute: Any) -> Symbol:
 
 
 def _instance_attributes(owner: Any) -> Mapping[str, Any]:
+    """Return the `__dict__` of an object, which its class cannot intercept; empty if it has none."""
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -367,6 +369,10 @@ class _SharingReader:
         return isinstance(node, _UNDERSTOOD)
 
     def _is_harmless_name(self, node: ast.Name) -> bool:
+        """Return True if reading this name cannot show or change what another call sees.
+
+        The method's own object and modules may only be read by their attributes, which are judged apart.
+        """
         if node.id in self._local_names:
             return True
         if node.id == self._owner_name or self._is_module(node.id):

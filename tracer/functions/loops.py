@@ -108,6 +108,10 @@ def _exit_after_first_iteration(
 
 
 def _run_unrolled(interpreter: FunctionInterpreter, node: _ForLoop, items: Sequence[Symbol]) -> BlockExit:
+    """Interpret a loop over a few known items, one iteration after the other.
+
+    It stops where control is not known; what the rest of the loop assigns becomes unknown.
+    """
     for item in items:
         assign_names(interpreter, node.target, item)
         if interpreter.run_block(node.body) is BlockExit.UNKNOWN:
@@ -378,6 +382,7 @@ class _ReadItem(ast.NodeTransformer):
         self._variable, self._paths = variable, paths
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a name that stands for a part of the item by code that reads this part from the loop's variable."""
         if node.id not in self._paths:
             return node
         code: ast.expr = ast.Name(self._variable, ast.Load())

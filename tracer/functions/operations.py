@@ -193,6 +193,7 @@ def make_text(pieces: Iterable[Piece]) -> Symbol:
 
 
 def _flatten_pieces(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces of a text with the pieces of inner texts in their place, and constants as text."""
     for piece in pieces:
         if isinstance(piece, Text):
             yield from piece.pieces
@@ -220,6 +221,8 @@ def written_value(interpreter: FunctionInterpreter, value: Symbol) -> Symbol:
 
 
 def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
+    """Return one part of an f-string: its literal text, the value of a field, or an expression if the field has a
+    format."""
     if isinstance(part, ast.Constant):
         return str(part.value)
     assert isinstance(part, ast.FormattedValue)
@@ -460,6 +463,7 @@ def _field_of(constructor: Expression, name: str) -> Expression:
 
 
 def _is_pure(expression: Expression | None) -> bool:
+    """Return True if the expression is certainly pure; False also for None."""
     try:
         return expression is not None and bool(compile_pure(expression))
     except NotUnderstood:

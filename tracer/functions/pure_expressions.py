@@ -105,6 +105,7 @@ class _Renamer(ast.NodeTransformer):
         self.new_names: dict[str, str] = {}
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Replace a name that the tracer has made by a number in the order of first use. Other names stay."""
         if not node.id.startswith(NAME_PREFIX):
             return node
         new_name = self.new_names.setdefault(node.id, f"{NAME_PREFIX}{len(self.new_names)}")
@@ -204,6 +205,7 @@ def truth_of(symbol: Symbol) -> bool | None:
 
 
 def _truth_of_object(value: object) -> bool | None:
+    """Return the truth of an object; None if its class decides that itself, since its code must not run."""
     if value is None or type(value) in (bool, int, float, str, list, tuple, dict):
         return bool(value)
     has_own_truth = any("__bool__" in vars(cls) or "__len__" in vars(cls) for cls in type(value).__mro__)

@@ -96,6 +96,10 @@ class Renderer:
         return lambda values: _render_items(list, messages, values, _complete_message)
 
     def _known_value(self, value: Any) -> Render:
+        """Return the function that gives a known value. A text becomes a literal of the prompt.
+
+        Raise `NotUnderstood` for an object whose methods are not known. A list is copied for each use.
+        """
         if type(value) is str:
             self._add_literal(value)
         elif not is_plain(value):
@@ -109,15 +113,18 @@ class Renderer:
         return lambda values: (values[key], True) if key in values else (UNKNOWN, False)
 
     def _add_literal(self, text: str) -> None:
+        """Add a literal text to the prompt's parts, joined with a literal before it."""
         if self.parts and not self.parts[-1].variable:
             text = self.parts.pop().text + text
         if text:
             self.parts.append(PromptPart.literal(text))
 
     def _text(self, symbol: Text) -> Render:
+        """Return the function that joins the pieces of a text, as far as the first value that is missing."""
         pieces = [self._known_value(p) if isinstance(p, str) else self.value(p) for p in symbol.pieces]
 
         def render(values: Mapping[str, Any]) -> Rendered:
+            """Return the text, and True if it is complete; else it ends at the first missing value."""
             text = ""
             for piece in pieces:
                 value, complete = piece(values)
@@ -129,12 +136,16 @@ class Renderer:
         return render
 
     def _dictionary(self, symbol: Fields) -> Render:
+        """Return the function that builds a dictionary. Raise `NotUnderstood` for an object of which only fields are
+        known."""
         if symbol.fields_only:
             raise NotUnderstood("an object of which nothing but fields is known")
         base = None if symbol.base is None else self._input(symbol.base)
         items = {key: self.value(item) for key, item in symbol.items.items()}
 
         def render(values: Mapping[str, Any]) -> Rendered:
+            """Return the dictionary, and True if all its values are there. Raise `UnfitValue` if its base is no
+            dictionary."""
             base_value, complete = ({}, True) if base is None else base(values)
             if complete and type(base_value) is not dict:
                 raise UnfitValue("keys are added to what is no dictionary")
@@ -147,12 +158,19 @@ class Renderer:
         return render
 
     def _instance(self, symbol: Instance) -> Render:
+        """Return the function that builds an object of a framework's class, such as a message, from the values of its
+        fields.
+
+        The field `id` is no part of a prompt's text.
+        """
         message_id = symbol.fields.get("id")  # no part of a prompt's text
         fields = {key: self.value(item) for key, item in symbol.fields.items() if item is not message_id}
         if message_id is not None:
             fields["id"] = Renderer(self.to_ref, self.inputs).value(message_id)
 
         def render(values: Mapping[str, Any]) -> Rendered:
+            """Return the object, and True if all its fields are there. Raise `UnfitValue` for fields that are not plain
+            data."""
             rendered = {key: item(values) for key, item in fields.items()}
             if not all(is_plain(value) for value, _ in rendered.values()):
                 raise UnfitValue("a message is made of objects whose methods are not known")
@@ -162,6 +180,11 @@ class Renderer:
         return render
 
     def _message(self, symbol: Symbol) -> Render:
+        """Return the function that builds one message of a prompt: a known message, a pair of role and text, or any
+        value.
+
+        Raise `NotUnderstood` for other lists, and for a role that is not known.
+        """
         if isinstance(symbol, KnownValue) and is_instance(symbol.value, BaseMessage):
             message = symbol.value
             self._add_literal(message.text)

@@ -66,6 +66,7 @@ def run_block(interpreter: FunctionInterpreter, statements: Statements) -> Block
 
 
 def _run_assign(interpreter: FunctionInterpreter, node: ast.Assign) -> BlockExit:
+    """Interpret `target = value`, also with several targets."""
     value = interpreter.evaluate(node.value)
     for target in node.targets:
         _assign(interpreter, target, value)
@@ -155,6 +156,7 @@ def _assign_key(interpreter: FunctionInterpreter, target: ast.Subscript, name: s
 
 
 def _run_delete(interpreter: FunctionInterpreter, node: ast.Delete) -> BlockExit:
+    """Interpret `del`: deleted names become unknown, and objects that lose a key or attribute count as changed."""
     for target in node.targets:
         if isinstance(target, (ast.Subscript, ast.Attribute)):
             interpreter.mutations.add(interpreter.evaluate(target.value))
@@ -181,6 +183,7 @@ def _run_import(interpreter: FunctionInterpreter, node: ast.Import | ast.ImportF
 def _run_definition(
     interpreter: FunctionInterpreter, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 ) -> BlockExit:
+    """Interpret the definition of a function, which later calls may interpret, or of a class, which stays unknown."""
     frame = interpreter.frame
     frame.assigned_by_inner_functions |= nonlocal_names(node)
     frame.names[node.name] = UNKNOWN_VALUE if isinstance(node, ast.ClassDef) else define_function(interpreter, node)

@@ -258,6 +258,7 @@ def producers(symbol: Symbol) -> set[str]:
     names: set[str] = set()
 
     def collect(part: Symbol) -> Symbol:
+        """Add the components that a part is made of to `names`. Return the part, as `map_parts` expects."""
         if isinstance(part, Ref):
             names.add(part.producer)
         elif isinstance(part, Expression):

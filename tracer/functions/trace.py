@@ -150,6 +150,11 @@ def _summarize(
     shared: SharedContext,
     attributes: dict[tuple[int, str], Symbol],
 ) -> FunctionSummary:
+    """Interpret the function on a draft of its own, and add what can be prefetched to `draft`; see
+    `summarize_function`.
+
+    `attributes`: values of attributes of existing objects, by the object's id and the attribute's name.
+    """
     keywords: dict[str, Symbol] = {key: to_symbol(value) for key, value in arguments.items()}
     if state in keywords:
         keywords[state] = with_attributes(keywords[state])
@@ -211,6 +216,7 @@ def _updates_and_goto(value: Symbol) -> tuple[Mapping[str, Symbol] | None, tuple
 
 
 def _values_by_key(value: Symbol) -> Mapping[str, Symbol] | None:
+    """Return the values that a node of a graph writes to the state, by key; None if they are not known by key."""
     if isinstance(value, KnownValue):
         update = value.value
         if update is None:
@@ -221,6 +227,7 @@ def _values_by_key(value: Symbol) -> Mapping[str, Symbol] | None:
 
 
 def _node_names(value: Symbol) -> tuple[str, ...]:
+    """Return the names of nodes that a router or a `Command` gives, one or several; empty if they are not known."""
     is_known, names = known_value(value)
     if is_known and type(names) is str:
         return (names,)
@@ -245,6 +252,10 @@ def function_reader(find_leaves: Callable[..., FindLeaf]) -> ReadFunction:
     """
 
     def read(draft: Draft, func: Any, argument: Ref, name: str, on_loop: bool | None) -> Names:
+        """Add the calls of a function that a chain runs to `draft`. Return the names of the first components.
+
+        Generator functions, and functions without a parameter, add nothing.
+        """
         parameter = first_parameter(func)
         if not parameter or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             return ()
@@ -274,6 +285,7 @@ def trace_node(func: object, state: str, name: str = "") -> TraceResult:
 
 
 def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> TraceResult:
+    """Return the template of a function that is called with these arguments; see `trace_function` and `trace_node`."""
     draft = Draft()
     summary = summarize_function(func, arguments, draft, name, state=state)
     value = summary.value

@@ -51,6 +51,7 @@ def is_framework_function(function: Callable[..., Any], module: str, name: str) 
 
 
 def _build(node: object, builders: Mapping[str, Builder]) -> Node | None:
+    """Return the equivalent of an object by the table `builders`; None if it has none, or is not understood."""
     builder = _builder(node, builders)
     try:
         return None if builder is None else builder(node)
@@ -134,6 +135,7 @@ def _ensemble(node: Any) -> Node:
 
 
 def _contextual_compression(node: Any) -> Node | None:
+    """Retrieve documents, and have the compressor shorten, filter or rerank them; None for an unknown compressor."""
     compressor = _compressor_step(node.base_compressor)
     if compressor is None:
         return None
@@ -199,6 +201,10 @@ class _PrecomputedModel:
 
 
 def _cross_encoder(node: Any) -> Node | None:
+    """Score documents by an engine that reranks, and let the original compressor choose by the scores.
+
+    Return None if its model is not on the pool.
+    """
     leaf = leaf_of(node.model, {})
     if not isinstance(leaf, RerankingLeaf):
         return None
@@ -225,6 +231,7 @@ def _embeddings_filter(node: Any) -> Node | None:
     query = PureStep(lambda text: to_text(text))
 
     def select(values: Any) -> list[Document]:
+        """Return the documents that the original filter keeps, by vectors that are computed already."""
         model = _PrecomputedModel(values["vectors"], values["vector"])
         embedded = node.model_copy(update={"embeddings": model})
         similar = embedded.compress_documents(values["documents"], values["query"]) if values["documents"] else []
@@ -257,6 +264,10 @@ def _llm_filter(node: Any) -> Node | None:
 
 
 def _call_for_each_document(node: Any, module: str, select: Callable[[Any], list[Document]]) -> Node | None:
+    """Call the compressor's model once for each document, and let `select` make the result of what the model said.
+
+    Return None unless the compressor, of this `module`, formats its inputs in the framework's own way.
+    """
     if not is_framework_function(node.get_input, module, "default_get_input") or _is_llm_chain(node.llm_chain):
         return None
     inputs = PureStep(lambda values: [node.get_input(values["query"], document) for document in values["documents"]])

@@ -89,6 +89,10 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
 
 
 def _generation(draft: Draft, leaf: GenerationLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
+    """Add a generation by an LLM of the pool, and the message that the framework makes of it. Return its ref.
+
+    `value`: the prompt, or the one input that holds it. Raise `NotUnderstood` for a dictionary.
+    """
     if isinstance(value, Record):
         raise NotUnderstood("a model is called with a dictionary, which it does not take")
     name = draft.name(preferred_name, *DERIVED, "message")
@@ -151,6 +155,8 @@ def _bare_value(variables: Mapping[str, Any]) -> Any:
 
 
 def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    """Add a retrieval whose embedding and search run on engines, and the documents that the framework makes of the
+    hits."""
     name = draft.name(preferred_name, *DERIVED, "documents")
     component = Component(
         name,
@@ -168,6 +174,7 @@ def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, preferred_name: st
 
 
 def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    """Add a search by words on an engine, and the documents that the framework makes of the hits."""
     name = draft.name(preferred_name, "documents")
     attributes = Attributes(k=leaf.k)
     component = Component(name, Role.SEARCHING, named(query=query), leaf.engine, scope=scope, attributes=attributes)
@@ -177,6 +184,7 @@ def _text_search(draft: Draft, leaf: TextSearchLeaf, query: Ref, preferred_name:
 
 
 def _store(draft: Draft, leaf: StoreLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
+    """Add a search in a store of this process: an engine embeds the query, and the store's own code searches."""
     name = draft.name(preferred_name, "text", "vector")
     text = draft.call(f"{name}.text", lambda query: leaf.text(query), scope, query=query)
     embedding = Component(
@@ -193,6 +201,10 @@ def _store(draft: Draft, leaf: StoreLeaf, query: Ref, preferred_name: str, scope
 
 
 def _reranking(draft: Draft, leaf: RerankingLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
+    """Add the scoring of documents on an engine, and the choice that the framework makes by the scores.
+
+    `value`: a dictionary with `query` and `documents`. Raise `NotUnderstood` if one of them is no single value.
+    """
     query, documents = read_key(value, "query"), read_key(value, "documents")
     if not isinstance(query, Ref) or not isinstance(documents, Ref):
         raise NotUnderstood("its query or its documents are a dictionary or a prompt")
@@ -210,6 +222,7 @@ def _reranking(draft: Draft, leaf: RerankingLeaf, value: Value, preferred_name: 
 
 
 def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, preferred_name: str, scope: Names) -> Ref:
+    """Add the embedding and storing of documents in a collection, and the result that the framework gives for it."""
     name = draft.name(preferred_name, *DERIVED, "collection")
     component = Component(
         name,
@@ -227,6 +240,7 @@ def _indexing(draft: Draft, leaf: IndexingLeaf, documents: Ref, preferred_name: 
 
 
 def _embedding(draft: Draft, leaf: EmbeddingLeaf, texts: Ref, preferred_name: str, scope: Names) -> Ref:
+    """Add an embedding on an engine, and the vector or vectors that the framework makes of it."""
     name = draft.name(preferred_name, "result")
     component = Component(
         name,

@@ -105,6 +105,11 @@ def prompt_shape(template: BasePromptTemplate[Any]) -> PromptShape:
 
 
 def _segments(template: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
+    """Yield the literals and variables of a text or chat template, in the order in which it renders them.
+
+    `partials`: values of variables that a template around it has set. Raise `NotUnderstood` for a template that may run
+    user code.
+    """
     base = next(cls for cls in _TEMPLATES if isinstance(template, cls))
     if override := find_override(template, base):
         raise NotUnderstood(f"{override} overrides how the prompt is made")
@@ -124,6 +129,7 @@ def _check_partials(partials: Mapping[str, Any]) -> None:
 
 
 def _text_segments(template: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
+    """Yield the literals and variables of a text template. Raise `NotUnderstood` unless it only fills variables in."""
     base = next((cls for cls in _TEXT_TEMPLATES if isinstance(template, cls)), None)
     if base is None or find_override(template, base):
         raise NotUnderstood(f"{type(template).__name__} inside the prompt is not known to be pure")
@@ -171,6 +177,10 @@ def _check_examples(template: Any) -> None:
 
 
 def _message_segments(message: Any, partials: Mapping[str, Any]) -> Iterator[_Segment]:
+    """Yield the literals and variables of one message, message template, placeholder or template of several messages.
+
+    A message begins with its role. Raise `NotUnderstood` for a kind that is not known to be pure.
+    """
     if isinstance(message, BaseMessage):
         yield _Segment(f"\n{message.type}: {message.text}")
     elif isinstance(message, ChatPromptTemplate):
@@ -229,6 +239,7 @@ def bind_prompt(shape: PromptShape, value: Value) -> Prompted:
     direct = [name for name in inputs if name != BASE and name not in texts]
 
     def render(values: Mapping[str, Any]) -> Any:
+        """Return the framework's prompt for these values; messages after the first incomplete one are left out."""
         variables = {name: values[name] for name in direct if name in values}
         unknown = [name for name in direct if name not in variables]
         if possible and BASE not in values:

@@ -212,6 +212,11 @@ class _ChainTracer:
         return opaque, Span(heads + span.heads, span.tails)
 
     def _lower_by_rules(self, node: Node, value: Value, location: _Location) -> Lowered:
+        """Lower a node by the first rule that fits: a pool-backed object, an equivalent chain, or a known class.
+
+        Raise `NotUnderstood` with the reason, for the report, if no rule fits or its class overrides what the rule
+        relies on.
+        """
         leaf = leaf_of(node, location.kwargs)
         if isinstance(leaf, str):
             raise NotUnderstood(leaf)
@@ -244,6 +249,7 @@ class _ChainTracer:
     # ------------------------------------------------------------ composites
 
     def _lower_sequence(self, node: RunnableSequence[Any, Any], value: Value, location: _Location) -> Lowered:
+        """Lower the steps in their order, each with the result of the one before. Return the last result."""
         owns_prefix = location.owns_prefix and sum(not is_transparent(step) for step in node.steps) <= 1
         sequence_span = Span()
         for i, step in enumerate(node.steps):
@@ -252,6 +258,7 @@ class _ChainTracer:
         return value, sequence_span
 
     def _lower_parallel(self, node: RunnableParallel[Any], value: Value, location: _Location) -> Lowered:
+        """Lower the steps, all with the same input. Return a dictionary of their results."""
         items: dict[str, Value] = {}
         heads: Names = ()
         tails: Names = ()
@@ -261,6 +268,7 @@ class _ChainTracer:
         return Record(items), Span(heads, tails)
 
     def _lower_assign(self, node: RunnableAssign, value: Value, location: _Location) -> Lowered:
+        """Lower the steps that add keys to a dictionary. Return the dictionary with these keys."""
         if override := find_override(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{override} overrides what RunnableParallel does")
         record = merge(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
@@ -277,6 +285,10 @@ class _ChainTracer:
         return self.lower(node.bound, value, bound_location)
 
     def _lower_each(self, node: RunnableEach[Any, Any], value: Value, location: _Location) -> Lowered:
+        """Lower `.map()` as a MAP whose body is lowered once for any item.
+
+        Raise `NotUnderstood` if a part of the body is not lowered, since runs inside it cannot be watched.
+        """
         value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("maps over a dictionary or a prompt")
@@ -321,6 +333,8 @@ class _ChainTracer:
             return items
 
         def check(items: Any) -> Any:
+            """Return the items unchanged. Raise what reading a missing key raises, as the original would before its
+            first call."""
             for item in items_of(items):
                 for path in keys + (variables if isinstance(item, dict) else ()):
                     read_path(item, path)
@@ -381,6 +395,10 @@ class _ChainTracer:
     # ------------------------------------------------------------ functions, prompts, parsers
 
     def _lower_lambda(self, node: RunnableLambda[Any, Any], value: Value, location: _Location) -> Lowered:
+        """Lower a function in a chain that is certainly pure: as the keys that it reads, or as a CALL that computes it.
+
+        Raise `NotUnderstood` for any other function.
+        """
         if isinstance(node, InputAsDict) and isinstance(value, Record):
             return self._without_component(node, location, value)
         if is_structured_output_parser(vars(node).get("func")):
@@ -425,6 +443,7 @@ class _ChainTracer:
         return (name,)
 
     def _read_path(self, value: Value, keys: tuple[str | int, ...]) -> Value:
+        """Return the value under several keys, one inside the other, and note that the original needs them."""
         for key in keys:
             value = read_key(value, key)
         if isinstance(value, Ref) and value.path:
@@ -464,6 +483,7 @@ class _ChainTracer:
         return self._draft.call(name, pack, location.run_path, **inputs)
 
     def _get_attribute(self, getter: AttributeGetter, value: Value, location: _Location) -> Ref:
+        """Add a CALL that reads an attribute of a value. Raise `NotUnderstood` for a dictionary or a prompt."""
         value = simplify(value)
         if not isinstance(value, Ref):
             raise NotUnderstood("reads an attribute of a dictionary or a prompt")
@@ -473,6 +493,7 @@ class _ChainTracer:
         return self._draft.call(name, call, location.run_path, value=value)
 
     def _lower_passthrough(self, node: RunnablePassthrough[Any], value: Value, location: _Location) -> Lowered:
+        """Return the input unchanged. A function that is called beside becomes an OPAQUE component."""
         if node.func is None and node.afunc is None:
             return self._without_component(node, location, value)
         reason = "passes its input on, and calls your function beside: a side effect"
@@ -480,6 +501,7 @@ class _ChainTracer:
         return value, span
 
     def _lower_pick(self, node: RunnablePick, value: Value, location: _Location) -> Lowered:
+        """Return the value of a key, or a dictionary of several keys. Raise `NotUnderstood` if none is there."""
         if isinstance(node.keys, str):
             return self._without_component(node, location, read_key(value, node.keys))
         keys = [k for k in node.keys if not isinstance(value, Record) or value.base is not None or k in value.items]
@@ -488,6 +510,7 @@ class _ChainTracer:
         return self._without_component(node, location, Record({key: read_key(value, key) for key in keys}))
 
     def _lower_prompt(self, node: BasePromptTemplate[Any], value: Value, location: _Location) -> Lowered:
+        """Return the prompt that a template makes of its input; the model that reads it gets the template's parts."""
         shape = prompt_shape(node)
         if isinstance(value, Ref) and len(shape.required) == 1:
             self._draft.required_variables.append(value.at(shape.required[0]))
@@ -511,6 +534,12 @@ class _ChainTracer:
         return result, self._draft.span(names)
 
     def _add_opaque(self, node: Node, value: Value, location: _Location, reason: str) -> Lowered:
+        """Add a component that only stands for a node that is not understood, and its row in the report, with the
+        `reason`.
+
+        Its value is taken from the original's run of the node. Pool-backed objects inside the node get rows of their
+        own.
+        """
         to_name = location.part_name if is_transparent(node) else location.name
         name = self._draft.name(to_name(short_name(node)))
         component = Component(

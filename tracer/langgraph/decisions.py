@@ -96,6 +96,7 @@ class PlanTree(Generic[T]):
         return root is not None and root.condition is None and root.plan is None
 
     def _find_leaf(self, answer: Callable[[Condition], Answer]) -> _TreeNode[T] | None:
+        """Return the tree's node with the plan for these answers; None if no such plan was made."""
         node = self._root
         while node is not None and node.condition is not None:
             node = node.subtrees.get(answer(node.condition))

@@ -352,6 +352,7 @@ class _LookaheadTracer:
         return self.ends[0] if len(self.ends) == 1 else None
 
     def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
+        """Return the template of what a task of this node, and the nodes after it, will ask engines for."""
         draft = Draft(names=self.names)
         state = _SymbolicState({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.update_rules})
         argument = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
@@ -475,6 +476,10 @@ class _LookaheadTracer:
         *,
         runs_alone: bool,
     ) -> None:
+        """Add what comes after a conditional edge: the chosen nodes if the choice is known, else what any arm may need.
+
+        `runs_alone`: no other node runs in the same superstep.
+        """
         if branch.path is not None:
             chooser = self._lower(draft, branch.path, state.read(self.shape.update_rules), f"{node.name}.next")
             _add_order(draft, span, chooser.span)

@@ -78,6 +78,7 @@ def current_environment() -> dict[str, Any]:
 
 
 def _field_names(context: Any) -> list[str]:
+    """Return the names of the fields of a context that is an object; none for a dictionary."""
     if type(context) is dict:
         return []
     return (
@@ -111,6 +112,7 @@ def _get_runtime(interpreter: FunctionInterpreter, arguments: Arguments) -> Symb
 
 
 def _ensure_config(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret `ensure_config(config)`: the node's config if none is given, a whole config as it is, else unknown."""
     config = arguments.get("config")
     if config is None or (isinstance(config, KnownValue) and config.value is None):
         return _get_config(interpreter, arguments)

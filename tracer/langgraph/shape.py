@@ -121,6 +121,7 @@ def _includes(names: str | Sequence[str], name: str) -> bool:
 
 
 def _branches(builder: Any, name: str) -> Iterator[Branch]:
+    """Yield the conditional edges that leave a node, and the choice that the node itself makes by a `Command`."""
     for spec in builder.branches.get(name, {}).values():
         yield Branch(spec.path, tuple((spec.ends or {}).items()))
     if name != START and (destinations := builder.nodes[name].ends):
@@ -128,6 +129,7 @@ def _branches(builder: Any, name: str) -> Iterator[Branch]:
 
 
 def _update_rule(channel: Any) -> UpdateRule:
+    """Return how a channel combines an update with its value; `unknown` for any reducer but the usual ones."""
     if type(channel) is LastValue:
         return "replace"
     if type(channel) is BinaryOperatorAggregate:
@@ -161,6 +163,7 @@ def distances(shape: GraphShape) -> dict[str, int]:
     lengths: dict[str, int] = {}
 
     def measure(name: str, path: frozenset[str]) -> int:
+        """Return how many nodes may come after this one on the longest path that avoids the nodes in `path`."""
         if name in lengths:
             return lengths[name]
         nexts = [successor for successor in successors[name] if successor not in path and successor != name]

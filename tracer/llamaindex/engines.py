@@ -109,6 +109,7 @@ def _lower_synthesis(
     nodes: Value,
     path: str,
 ) -> SymbolicAnswer:
+    """Lower the response synthesizer of an engine. Return the answer that it gives from these nodes."""
     where = parts.path(path, "response_synthesizer")
     return SymbolicAnswer(
         lower_synthesizer(lowering, parts.response_synthesizer, query.text, nodes, where, "synthesize"), nodes
@@ -118,6 +119,7 @@ def _lower_synthesis(
 def _lower_retriever_engine(
     lowering: Lowering, engine: RetrieverQueryEngine, query: SymbolicQuery, path: str
 ) -> SymbolicAnswer:
+    """Lower an engine that retrieves nodes and then answers from them; the answer's calls come after all retrieval."""
     parts = lowering.read_parts(RetrieverQueryEngineParts, engine)
     with lowering.in_order_after() as names:
         nodes = _lower_retrieval(lowering, parts, query, path)
@@ -141,6 +143,7 @@ def _lower_citation(lowering: Lowering, engine: CitationQueryEngine, query: Symb
 def _lower_transform_engine(
     lowering: Lowering, engine: TransformQueryEngine, query: SymbolicQuery, path: str
 ) -> SymbolicAnswer:
+    """Lower an engine that changes the query and then asks another engine; empty if the change is not understood."""
     answer = _after_transform(lowering, engine, query, path, partial(try_lower_query, lowering))
     return answer if isinstance(answer, SymbolicAnswer) else SymbolicAnswer()
 
@@ -171,6 +174,10 @@ def _after_transform(
 def _lower_retry_source(
     lowering: Lowering, engine: RetrySourceQueryEngine, query: SymbolicQuery, path: str
 ) -> SymbolicAnswer:
+    """Lower an engine that asks again, from the sources alone, after a judge has found the answer bad.
+
+    Return the inner engine's answer if it never retries, else an empty answer, since the last one is not known.
+    """
     parts = lowering.read_parts(RetrySourceQueryEngineParts, engine)
     first = try_lower_query(lowering, parts.query_engine, query, parts.path(path, "query_engine"))
     if parts.max_retries <= 0:
@@ -296,6 +303,7 @@ def _lower_sub_questions(
         answered = lowering.add_holder("answers", Role.MAP, named(items=questions), body, output)
 
     def pairs(questions: Sequence[Mapping[str, str]], answers: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]:
+        """Return one node for each sub-question and its answer, as the original passes them to its synthesizer."""
         return [
             sub_question_node(engine, q["sub_question"], q["tool_name"], a["text"], a["nodes"])
             for q, a in zip(questions, answers, strict=True)
@@ -343,6 +351,11 @@ def lower_retries(lowering: Lowering, judge: Any, retries: int, query: Ref, answ
 def _add_retries(
     lowering: Lowering, judge: Any, retries_left: int, query: Ref, text: Ref, sources: Ref, path: str
 ) -> None:
+    """Add a verdict on an answer and, for a bad one, verdicts on each source and a new answer; then retry that one,
+    too.
+
+    `retries_left`: rounds that may follow. Stop where the judge or the default models are not understood.
+    """
     is_bad = _add_verdict(lowering, judge, query, text, sources, path, "verdict")
     # unless `raise_error` is False, a bad answer is an error, and nothing is retried
     if is_bad is None or lowering.read_parts(RelevancyEvaluatorParts, judge).raise_error is not False:

@@ -49,6 +49,7 @@ class PartsGuard:
 
     @property
     def holds(self) -> bool:
+        """Return True if each part still has the value that was traced; False if one cannot be read any more."""
         try:
             return all(_is_same(read(self.node), before) for read, before in self.values)
         except Unreadable:

@@ -115,6 +115,7 @@ def prompt_parts(llm: Any, run: Run, names: Sequence[str], blanks: Blanks) -> tu
 
 
 def _split_at_marks(text: str, marks: Mapping[str, str]) -> Iterator[PromptPart]:
+    """Yield the literals and variables of a prompt in which single characters stand for the variables."""
     literal = ""
     for char in text:
         if char not in marks:
@@ -207,6 +208,7 @@ def add_own_llm_call(
     text = add_provider_call(lowering, base_name, llm, Role.GENERATION, arguments, **inputs)
 
     def parsed(text: str, **values: Any) -> Any:
+        """Return what the framework's code makes of the LLM's text: computed directly, or by running the code again."""
         return (
             value(text, values)
             if value is not None

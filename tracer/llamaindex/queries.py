@@ -75,6 +75,7 @@ def _lower_hyde(
 def _lower_decompose(
     lowering: Lowering, transform: DecomposeQueryTransform, query: SymbolicQuery, metadata: Any, name: str
 ) -> SymbolicQuery:
+    """Lower a transform whose LLM rewrites the query into a simpler one. Raise `NotUnderstood`."""
     parts = lowering.read_parts(DecomposeQueryTransformParts, transform)
     prompt = copy_prompt(parts.decompose_query_prompt)
 

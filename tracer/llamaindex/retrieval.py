@@ -108,6 +108,10 @@ def unique_nodes(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[Nod
 def _lower_vector_retriever(
     lowering: Lowering, retriever: VectorIndexRetriever, query: SymbolicQuery, path: str, name: str
 ) -> Value:
+    """Lower the retriever of a vector index: embed the query, search the store, and read the nodes.
+
+    If the store is not understood, only the embedding is prefetched, and the report says so.
+    """
     nodes: Value = None
     with lowering.reporting(path, retriever) as reasons:
         parts = lowering.read_parts(VectorIndexRetrieverParts, retriever)
@@ -248,6 +252,7 @@ def _lower_fusion(
     def fuse(
         query: str, queries: Sequence[str] = (), generated_nodes: Sequence[Any] = (), **original_nodes: Nodes
     ) -> list[NodeWithScore]:
+        """Return the fused nodes of the original query and the generated ones, by the framework's own code."""
         lists = {(query, i): copy_nodes(original_nodes[f"own{i}"]) for i in range(len(retrievers))}
         for text, several in zip(queries, generated_nodes, strict=True):
             lists |= {(text, i): copy_nodes(nodes) for i, nodes in enumerate(several)}
@@ -264,6 +269,10 @@ def _add_query_generation(
     path: str,
     name: str,
 ) -> Value:
+    """Add the LLM call that writes further queries. Return their ref; None if it is not understood.
+
+    In that case an opaque call stands for it.
+    """
     queries: Value = None
     with lowering.reporting(path, fusion):
 
@@ -363,6 +372,7 @@ def _merge_node_lists(lists: Sequence[Mapping[str, Any]]) -> list[NodeWithScore]
 def _lower_transform_retriever(
     lowering: Lowering, retriever: TransformRetriever, query: SymbolicQuery, path: str, name: str
 ) -> Value:
+    """Lower a retriever that changes the query and then calls another one. Return None if either is not understood."""
     parts = lowering.read_parts(TransformRetrieverParts, retriever)
     with lowering.in_order_after() as names:
         where = parts.path(path, "query_transform")
@@ -407,6 +417,7 @@ def lower_postprocessors(
 
 
 def _lower_pool_rerank(lowering: Lowering, step: Any, query: Ref, nodes: Ref) -> Ref:
+    """Add the scoring of nodes by a reranker of the pool, and its choice by the scores, on copies of the nodes."""
     name = lowering.unique_name("rerank", "texts", "select")
     pairs = lowering.draft.call(
         f"{name}.texts",
@@ -442,6 +453,8 @@ def _lower_llm_rerank(lowering: Lowering, step: LLMRerank, query: Ref, nodes: Re
         return str(llm.predict(prompt, **batch_arguments(reranker, values["batch"], values["query"])))
 
     def select(query: str, nodes: Nodes, generations: Sequence[Any]) -> Any:
+        """Return the nodes that the original reranker keeps when its LLM gives these answers."""
+
         def run(llm: Any, values: Values) -> Any:
             return postprocess(clone(reranker, **parts.as_attributes(llm=llm)), copy_nodes(nodes), query)
 
@@ -469,6 +482,8 @@ def _lower_llm_rerank(lowering: Lowering, step: LLMRerank, query: Ref, nodes: Re
 
 
 def _lower_pure(lowering: Lowering, step: BaseNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+    """Add a CALL of a postprocessor that calls no model, on copies of the nodes."""
+
     def select(query: str, nodes: Nodes) -> Any:
         return postprocess(step, copy_nodes(nodes, deep=deep), query)
 

@@ -123,6 +123,10 @@ class EventRules:
 
     @staticmethod
     def _test_class(kind: type | None, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret `isinstance(event, cls)`, for one class of events or several; unknown for other classes.
+
+        For the event in the template's input the answer depends on the names of its classes.
+        """
         symbols = arguments.symbols or []
         is_known, tested = known_value(symbols[1]) if len(symbols) == 2 else (False, None)
         classes = tested if isinstance(tested, tuple) else (tested,)
@@ -148,6 +152,7 @@ class EventRules:
     def _test_field(
         self, event: Fields, kind: type | None, interpreter: FunctionInterpreter, arguments: Arguments
     ) -> Symbol:
+        """Interpret `hasattr(event, name)`: True for a field that is there, else unknown."""
         name = _name_argument(arguments, 2)
         has_field = None if name is None else self._has_field(event, kind, interpreter, name)
         return KnownValue(True) if has_field else UNKNOWN_VALUE  # without a field there may be a method
@@ -155,6 +160,7 @@ class EventRules:
     def _read_field(
         self, event: Fields, kind: type | None, interpreter: FunctionInterpreter, arguments: Arguments
     ) -> Symbol:
+        """Interpret `getattr(event, name, default)`: the value of a field that is there, else unknown."""
         name = _name_argument(arguments, 3)
         if name is None or not self._has_field(event, kind, interpreter, name):
             return UNKNOWN_VALUE
@@ -244,6 +250,10 @@ class StoreRules:
         return default if is_missing else value
 
     def _write(self, interpreter: FunctionInterpreter, key: str, value: Symbol) -> None:
+        """Note the value that a step writes under a key of the store, for later reads.
+
+        Raise `OutOfFuel` in a loop or branch, behind which no later read is known.
+        """
         if interpreter.is_body or interpreter.nesting:
             raise OutOfFuel  # nobody knows what later reads return
         self._written[key] = value if self._is_data(key) else UNKNOWN_VALUE
@@ -252,6 +262,7 @@ class StoreRules:
     # ------------------------------------------------------------ methods of the store
 
     def _get(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret `store.get(path, default)` of a context's store; unknown for a path that is not known."""
         key_and_default = _key_and_default(arguments, "path")
         if key_and_default is None:
             return UNKNOWN_VALUE
@@ -261,6 +272,10 @@ class StoreRules:
         return UNKNOWN_VALUE if path else AwaitableValue(self._read_or_default(interpreter, key, default))
 
     def _set(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret `store.set(path, value)` of a context's store.
+
+        A value that is set inside another one makes that unknown. Raise `OutOfFuel` for a path that is not known.
+        """
         is_known, path = known_value(arguments.get("path") or UNKNOWN_VALUE)
         value = arguments.get("value", 1)
         if not is_known or type(path) is not str:
@@ -410,6 +425,7 @@ def changing_attributes(workflow: Any) -> frozenset[str]:
 
 
 def _methods(kind: type, *without: str) -> Iterator[FunctionType]:
+    """Yield the functions that a class itself defines as methods, except those of the names `without`."""
     for name, method in vars(kind).items():
         function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
         if isinstance(function, FunctionType) and name not in without:

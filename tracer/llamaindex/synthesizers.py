@@ -93,6 +93,8 @@ class RefineSteps:
         return cls(synth, qa, refine, helper, parts.response_padding_size)
 
     def pack(self, query: str, texts: Sequence[str], llm: Any) -> list[str]:
+        """Return the chunks that the original asks about, one after the other: texts packed into prompts, and split to
+        fit."""
         if isinstance(self.synth, CompactAndRefine):
             replaced = {"text_qa_template": self.qa, "refine_template": self.refine, "prompt_helper": self.helper}
             texts = compact_chunks(self.synth, query, list(texts), **replaced)
@@ -216,6 +218,10 @@ def _whole_text(text: str, _: Values) -> str:
 
 
 def _require_llm(lowering: Lowering, parts: SynthesizerParts) -> Any:
+    """Return the synthesizer's LLM if its calls may be in the graph; see `Lowering.require_llm`.
+
+    Raise `NotUnderstood` for an answer with a schema and, with models of the user's own, for one that streams.
+    """
     if parts.output_cls is not None:
         raise NotUnderstood("its answer has a schema")
     llm = lowering.require_llm(parts.llm)
@@ -230,6 +236,7 @@ def _require_llm(lowering: Lowering, parts: SynthesizerParts) -> Any:
 def _lower_tree(
     lowering: Lowering, synth: TreeSummarize, parts: TreeSummarizeParts, query: Ref, nodes: Ref, name: str
 ) -> Ref:
+    """Lower a synthesizer that summarises the nodes' texts, then the summaries, until one is left."""
     _require_llm(lowering, parts)
     texts = lowering.add_call(f"{name}.texts", texts_of, nodes=nodes)
     with lowering.in_loop_of(synth):
@@ -293,6 +300,7 @@ def _lower_accumulate(
 def _lower_simple(
     lowering: Lowering, synth: SimpleSummarize, parts: SimpleSummarizeParts, query: Ref, nodes: Ref, name: str
 ) -> Ref:
+    """Lower an answer from all texts in one prompt, which the framework's code cuts to fit."""
     llm, qa, helper = _require_llm(lowering, parts), copy_prompt(parts.text_qa_template), copy_helper_of(parts)
 
     def answer(llm: Any, values: Values) -> Any:
@@ -325,6 +333,8 @@ def _lower_generation(
 def _lower_context_only(
     lowering: Lowering, synth: BaseSynthesizer, parts: SynthesizerParts, query: Ref, nodes: Ref, name: str
 ) -> Ref:
+    """Lower a synthesizer that returns the nodes' texts and calls no LLM."""
+
     def answer(query: str, nodes: Sequence[NodeWithScore]) -> str:
         return str(get_response(SynthesizerParts, synth, query, texts_of(nodes)))
 

@@ -85,6 +85,11 @@ _ENTRIES = ((BaseQueryEngine, "query"), (BaseRetriever, "retrieve"), (BaseSynthe
 
 
 def _lower_entry(lowering: Lowering, node: Any, entry: str, query: SymbolicQuery, kind: str) -> Value:
+    """Lower one entry of an object. Return the ref of its result; None if the graph does not compute all of it.
+
+    `entry`: query, retrieve, synthesize or respond. Raise `NotUnderstood` if the object is not known or has no such
+    entry.
+    """
     if entry == "respond":
         nodes = lowering.add_call("chunks", nodes_of, chunks=Ref(INPUT, (CHUNKS,)))
         return lower_synthesizer(lowering, node, query.text, nodes, kind, "synthesize")

@@ -59,6 +59,7 @@ def data_class_of(kind: Any) -> DataClass | None:
 
 
 def _is_model(kind: Any) -> bool:
+    """Return True for a class of pydantic models; if pydantic was never imported, there are none."""
     if "pydantic" not in sys.modules:
         return False
     from teola_plugin.shims.pydantic import is_model_class

@@ -107,6 +107,11 @@ class Interpreter(Machine):
     def call(
         self, func: ReadableFunction, args: Sequence[AbstractValue], kwargs: Mapping[str, AbstractValue]
     ) -> AbstractValue:
+        """Go through the source of a function that is called with these arguments. Return a value that covers its
+        results.
+
+        The steps are counted in `cost`. Raise `Unbounded` if they have no bound, also for recursion.
+        """
         is_recursive = any(scope.func.definition is func.definition for scope in self._scopes)
         if is_recursive or len(self._scopes) > _MAX_CALL_DEPTH:
             raise Unbounded("it calls itself")
@@ -132,6 +137,7 @@ class Interpreter(Machine):
         return all(self._run_statement(statement) for statement in statements)
 
     def _run_statement(self, statement: ast.stmt) -> bool:
+        """Go through one statement. Return True if control may fall through to the next one."""
         self.tick()
         scope = self._scope
         match statement:
@@ -160,6 +166,7 @@ class Interpreter(Machine):
         return True
 
     def _run_branches(self, statement: ast.If) -> bool:
+        """Go through both branches of an `if` statement, and join the variables that they leave behind."""
         self._test(statement.test)
         scope, before = self._scope, self._scope.variables
         ends = []
@@ -195,6 +202,7 @@ class Interpreter(Machine):
     # ------------------------------------------------------------ variables
 
     def _assign(self, target: ast.expr, value: AbstractValue) -> None:
+        """Assign a value to a name, or its items to several. Raise `Unbounded` for what changes an object."""
         if isinstance(target, ast.Name):
             self._set_variable(target.id, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -205,6 +213,8 @@ class Interpreter(Machine):
             raise Unbounded("it changes a value")
 
     def _set_variable(self, name: str, value: AbstractValue) -> None:
+        """Set a variable. Raise `Unbounded` if its value is carried to the next iteration, or a function inside reads
+        it."""
         scope = self._scope
         if scope.outer_variables and name in scope.outer_variables[-1]:
             raise Unbounded(f"{name} is carried from round to round")
@@ -213,6 +223,7 @@ class Interpreter(Machine):
         scope.variables[name] = value
 
     def _read_variable(self, name: str) -> AbstractValue:
+        """Return the value of a variable, global or builtin. Raise `Unbounded` for one that is not known or trusted."""
         scope = self._scope
         if name in scope.variables:
             return scope.variables[name]
@@ -225,6 +236,10 @@ class Interpreter(Machine):
         raise Unbounded(f"{name} is not known")
 
     def _make_function(self, definition: ast.FunctionDef | ast.Lambda) -> ReadableFunction:
+        """Return a function that is defined inside the interpreted one, with the variables that it may read.
+
+        Raise `Unbounded` for defaults and decorators.
+        """
         scope, arguments = self._scope, definition.args
         if arguments.defaults or arguments.kw_defaults or getattr(definition, "decorator_list", []):
             raise Unbounded("a function with defaults, or decorated")
@@ -288,6 +303,7 @@ class Interpreter(Machine):
         return value
 
     def _subscript(self, node: ast.Subscript) -> AbstractValue:
+        """Return a bound for an item or slice of a container: it is no larger than the container."""
         container, key = self._evaluate(node.value), node.slice
         size = size_of(container)
         if isinstance(key, ast.Slice):
@@ -299,6 +315,7 @@ class Interpreter(Machine):
         return SizedValue(size, isinstance(container, SizedValue) and container.is_text)
 
     def _call(self, node: ast.Call) -> AbstractValue:
+        """Return the result of a call, and count its steps. Raise `Unbounded` for an unknown callee or for `**`."""
         func = self._evaluate(node.func)
         args = [self._evaluate(arg) for arg in node.args]
         if not all(keyword.arg for keyword in node.keywords) and not isinstance(func, DataClass):
@@ -307,6 +324,7 @@ class Interpreter(Machine):
         return call_value(self, func, args, {name: self._evaluate(value) for name, value in keywords.items()})
 
     def _apply_unary(self, operator: ast.unaryop, operand: ast.expr) -> AbstractValue:
+        """Return the result of a unary operator; a negative number stays a constant."""
         value = self._test(operand)
         if isinstance(operator, ast.Not):
             return SMALL
@@ -315,6 +333,7 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1), size_of(value)), is_count=are_counts(value))
 
     def _join_text(self, parts: Sequence[ast.expr]) -> AbstractValue:
+        """Return the text of an f-string: a constant if all parts are, else a text of their total size."""
         values = [self._evaluate(part) for part in parts]
         texts = [value.value for value in values if isinstance(value, Constant) and isinstance(value.value, str)]
         if len(texts) == len(values):
@@ -322,12 +341,14 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1), *map(size_of, values)), is_text=True)
 
     def _print(self, node: ast.FormattedValue) -> AbstractValue:
+        """Return the text of one field of an f-string. Raise `Unbounded` for a width that is large or not known."""
         width = field_width(self._evaluate(node.format_spec)) if node.format_spec else 0
         value = self._evaluate(node.value)
         size = scale(size_of(value), REPR_FACTOR) if chr(max(node.conversion, 0)) in "ra" else printed_size(value)
         return self.make(add(constant_size(30 + width), size), is_text=True)
 
     def _make_container(self, node: ast.expr, items: Iterable[ast.expr]) -> AbstractValue:
+        """Return a tuple, list, set or dictionary of items; a tuple of constants is a constant itself."""
         parts = [
             SizedValue(size_of(self._evaluate(item.value))) if isinstance(item, ast.Starred) else self._evaluate(item)
             for item in items
@@ -339,6 +360,7 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1 + len(parts)), *map(size_of, parts)))
 
     def _comprehend(self, node: Comprehension, parts: Sequence[ast.expr]) -> AbstractValue:
+        """Return the result of a comprehension: the total size of its `parts` over all iterations. Count its steps."""
         scope, outer_variables, depth = self._scope, self._scope.variables, self.loops.depth
         if isinstance(node, ast.GeneratorExp):  # it may run later
             scope.captured_names |= inner_names(node)
@@ -411,6 +433,7 @@ def _assigned_names(definition: Definition) -> frozenset[str]:
 
 
 def _stored_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a part of the source assigns, and those of the functions that it defines."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
             yield part.id
