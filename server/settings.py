@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from os.path import normpath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -275,7 +276,7 @@ class ServiceConfig(PoolConfig):
         for name, entry in LangGraphFile.read(self.langgraph).graphs.items():
             fields = {"object": f"{self.langgraph}:{name}", "description": entry.description}
             settings = AppSettings.model_validate(fields)
-            if name in self.engines or apps.get(name, settings).object != settings.object:
+            if name in self.engines or normpath(apps.get(name, settings).object) != normpath(settings.object):
                 hint = f"name the engine or app {name!r} otherwise, or give it the object {settings.object}"
                 raise ConfigError(f"{self.langgraph} has a graph {name!r}, and so has the pool's file.", hint=hint)
             apps.setdefault(name, settings)

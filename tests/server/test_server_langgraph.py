@@ -111,6 +111,33 @@ def test_pool_file_names_graphs_beside_engines_and_apps(tmp_path: Path) -> None:
         assert chat_with(http, "other")["choices"][0]["message"]["content"].startswith("answer to one")
 
 
+def test_settings_of_the_documentation_keep_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "server.md").read_text()
+    [snippet] = [block for block in re.findall(r"(?ms)^```yaml\n(.*?)^```$", text) if block.startswith("langgraph:")]
+    write_project(tmp_path, {"agent": f"{AGENT}:reviewed"})
+    monkeypatch.chdir(tmp_path)
+    config = ServiceConfig.parse(snippet)
+
+    with served_config(config) as server, server.client() as http:
+        query = http.post("/v1/queries", json={"model": "agent", "inputs": {"question": "oats"}}).json()
+        waiting = http.get(f"/v1/queries/{query['id']}", params={"wait": 20}).json()
+        http.post(f"/v1/queries/{query['id']}/resume", json={"value": "yes"})
+        done = http.get(f"/v1/queries/{query['id']}", params={"wait": 20}).json()
+
+    assert [one["value"] for one in waiting["waiting"]["interrupts"]] == ["Is that right?"]
+    assert done["answer"]["text"] == "yes"
+
+
+def test_file_may_be_written_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_project(tmp_path, {"chat": f"{AGENT}:chat"})
+    monkeypatch.chdir(tmp_path)
+    apps = {"chat": {"object": "langgraph.json:chat", "goal": 30}}
+
+    config = ServiceConfig.model_validate({"langgraph": "./langgraph.json", "apps": apps}).with_graphs()
+
+    assert config.apps["chat"].goal == 30
+
+
 def test_name_that_stands_for_two_things(tmp_path: Path) -> None:
     file = write_project(tmp_path, {"chat": f"{AGENT}:chat"})
     config = ServiceConfig.model_validate({"langgraph": str(file), "apps": {"chat": {"object": "other.module:chat"}}})
