@@ -26,7 +26,14 @@ from teola_plugin.engines.openai.http import (
     text_of,
     unreachable,
 )
-from teola_plugin.engines.openai.server_requests import DRAFT_TOKENS, Endpoint, Prefixes, draft_fields, forget_outputs
+from teola_plugin.engines.openai.server_requests import (
+    DRAFT_TOKENS,
+    Endpoint,
+    Prefixes,
+    ServingHints,
+    draft_fields,
+    forget_outputs,
+)
 from teola_plugin.engines.request_tasks import Inbox, RequestTasks
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import measure as llm_measure
@@ -182,9 +189,16 @@ class OpenAIServer:
         drafts: Declares that the server is vLLM, started with the two flags of docs/drafts.md: draft texts are sent
             with greedy requests, with app and tenant, in `vllm_xargs`. No other server gets them.
         priorities: Declares that the server orders by `priority` (vLLM with `--scheduling-policy priority`).
+        hints: Declares a server that understands hints, which change no answer. `"vllm"`: `priority`, as with
+            `priorities`. `"dynamo"` (NVIDIA Dynamo): `nvext.agent_hints` with a priority and the expected output length
+            in tokens, and the id of the query in the header `X-Dynamo-Session-ID`. Other servers get none.
+        session_header: The name of a header in which a router in front of the server gets the id of the query, so that
+            it can send requests of one query to one replica.
         max_requests: Maximum number of requests in flight.
         timeout: Maximum seconds between two signs of life.
         check: False if the start shall not check that the server serves the model.
+
+    Raises `RegistrationError` for unknown `hints`, and for a `session_header` that is no name of a header.
     """
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
@@ -207,11 +221,14 @@ class OpenAIServer:
         timeout: float = 600.0,
         headers: Mapping[str, str] | None = None,
         check: bool = True,
+        hints: str | None = None,
+        session_header: str | None = None,
     ) -> None:
         self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
         self.dedicated = dedicated or bool(prefix_caching)
         self.prefix_caching = self.dedicated if prefix_caching is None else prefix_caching
-        self._priorities, self._calibrate = priorities, calibrate
+        self._priorities, self._calibrate = priorities or hints == "vllm", calibrate
+        self._hints = ServingHints(hints, session_header)
         self._check = check
         self._new_client = partial(new_client, base_url, api_key, headers, timeout, max_requests + 8)
         self._profile = EngineProfile(
@@ -314,9 +331,17 @@ class OpenAIServer:
                 with self._prefixes.generating(request.payload.prompt, request.tenant):
                     merges_unread = self._versions.get("server") == "vllm"
                     endpoint = Endpoint(
-                        self._client, self.name, self.base_url, self.model or "", self._shape, merges_unread
+                        self._client,
+                        self.name,
+                        self.base_url,
+                        self.model or "",
+                        self._shape,
+                        merges_unread,
+                        self._hints.headers(request),
                     )
-                    value = await endpoint.generate(request, request.payload, self._ordering(request), inbox)
+                    ordering, hints = self._ordering(request), self._hints.fields(request)
+                    value = await endpoint.generate(request, request.payload, ordering, hints, inbox)
+                self._hints.learn(request, value.completion_tokens)
                 self._estimate.learn(request.payload, value.prompt_tokens)
                 self._has_told_cached |= value.cached_tokens > 0
                 return value
@@ -339,8 +364,9 @@ class OpenAIServer:
         """Send a prefix to a server that was declared to cache it; do nothing for any other."""
         if not self._profile.prefix_caching:
             return Warmed(0)
-        ordering = self._ordering(request)
-        return Warmed(await self._prefixes.send(client, payload.prompt, self.model or "", request.tenant, ordering))
+        added, headers = self._ordering(request) | self._hints.fields(request), self._hints.headers(request)
+        model = self.model or ""
+        return Warmed(await self._prefixes.send(client, payload.prompt, model, request.tenant, added, headers))
 
     # Figures
 

@@ -128,15 +128,24 @@ def new_client(
 
 
 async def send_body(
-    client: httpx.AsyncClient, url: str, body: Mapping[str, Any], payload: Any, *, stream: bool = False
+    client: httpx.AsyncClient,
+    url: str,
+    body: Mapping[str, Any],
+    payload: Any,
+    *,
+    stream: bool = False,
+    hints: Mapping[str, str] | None = None,
 ) -> httpx.Response:
     """Send a request as its own client addresses the server, or in the engine's way if it has no client.
 
-    `payload`: has the client's address and headers in `envelope`, if a client wrote the request.
+    `payload`: has the client's address and headers in `envelope`, if a client wrote the request. `hints`: headers for
+    a router; those that the request has already stay.
     """
     envelope = getattr(payload, "envelope", None)
     if envelope is None:
-        return await client.send(client.build_request("POST", url, json=body), stream=stream)
+        request = client.build_request("POST", url, json=body)
+        _add_missing(request.headers, hints)
+        return await client.send(request, stream=stream)
     request = client.build_request("POST", url, json=body, params=list(envelope.params) or None)
     for name in client.headers:  # headers of the engine are not the client's
         if name.lower() not in _CONNECTION_HEADERS:
@@ -144,7 +153,13 @@ async def send_body(
     for name in {name for name, _ in envelope.headers}:
         request.headers.pop(name, None)
     request.headers = type(request.headers)([*request.headers.multi_items(), *envelope.headers])
+    _add_missing(request.headers, hints)
     return await client.send(request, stream=stream, auth=None)
+
+
+def _add_missing(headers: Any, hints: Mapping[str, str] | None) -> None:
+    for name, value in (hints or {}).items():
+        headers.setdefault(name, value)
 
 
 def failed_by_network(name: str, url: str, error: BaseException, *, retryable: bool) -> EngineError:

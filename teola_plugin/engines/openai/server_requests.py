@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.engines.openai import wire
 from teola_plugin.engines.openai.http import json_of, malformed, refusal_error, send_body, text_of
 from teola_plugin.engines.openai.wire import WirePrompt
+from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.event_streams import DONE, aread_events
 from teola_plugin.requests.draft_texts import (
     APP,
@@ -51,17 +54,24 @@ class Endpoint:
     shape: Mapping[str, Any] | None
     merges_unread: bool = False
     """True if the server is vLLM, which can merge the pieces of a stream that nobody reads."""
+    hint_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers for a router in front of the server; see `ServingHints`."""
 
     async def generate(
-        self, request: Request, payload: Generate, ordering: Mapping[str, Any], inbox: asyncio.Queue[Result]
+        self,
+        request: Request,
+        payload: Generate,
+        ordering: Mapping[str, Any],
+        hints: Mapping[str, Any],
+        inbox: asyncio.Queue[Result],
     ) -> Generation:
         """Send a generation, put its pieces into `inbox`, and return its value.
 
-        `ordering` is added to the body. Raises `EngineError` and exceptions of httpx.
+        `ordering` is added to the body; so is what it has not of `hints`. Raises `EngineError` and exceptions of httpx.
         """
         prompt = payload.prompt
         path, body = wire.path_and_body(prompt, payload.sampling, self.model)
-        body |= ordering
+        body = with_hints({**body, **ordering}, hints)
         is_wire = isinstance(prompt, wire.WirePrompt)
         is_exact = isinstance(prompt, wire.WirePrompt) and prompt.exact
         if body.get("stream") if is_exact else request.stream:
@@ -69,7 +79,7 @@ class Endpoint:
             if request.unread and self.merges_unread and not is_wire:
                 body |= wire.MERGE_UNREAD
             return await self._stream(request, path, body, inbox, is_wire=is_wire)
-        response = await send_body(self.client, f"{self.base_url}/{path}", body, prompt)
+        response = await send_body(self.client, f"{self.base_url}/{path}", body, prompt, hints=self.hint_headers)
         if response.status_code != 200:
             raise refusal_error(
                 self.engine, response.status_code, response.text, dict(response.headers), retryable=not is_wire
@@ -84,7 +94,8 @@ class Endpoint:
         self, request: Request, path: str, body: dict[str, Any], inbox: asyncio.Queue[Result], *, is_wire: bool
     ) -> Generation:
         chunks = wire.Chunks(strict=not is_wire)
-        response = await send_body(self.client, f"{self.base_url}/{path}", body, request.payload.prompt, stream=True)
+        url, prompt = f"{self.base_url}/{path}", request.payload.prompt
+        response = await send_body(self.client, url, body, prompt, stream=True, hints=self.hint_headers)
         headers = tuple(response.headers.multi_items())
         start = bytearray()
         raw = response.aiter_bytes()
@@ -154,9 +165,17 @@ class Prefixes:
                 del self._generating[key]
 
     async def send(
-        self, client: httpx.AsyncClient, prompt: Prompt, model: str, tenant: str, ordering: Mapping[str, Any]
+        self,
+        client: httpx.AsyncClient,
+        prompt: Prompt,
+        model: str,
+        tenant: str,
+        ordering: Mapping[str, Any],
+        hint_headers: Mapping[str, str],
     ) -> int:
         """Send a prefix. Return its number of tokens, or 0 if a request under way begins with it.
+
+        `ordering` is added to the body, `hint_headers` to the headers.
 
         Raises `EngineError` if the server refuses it.
         """
@@ -164,7 +183,7 @@ class Prefixes:
         if key not in self._sending:
             if self._is_under_way(key):
                 return 0
-            self._sending[key] = asyncio.create_task(self._send(client, prompt, model, ordering))
+            self._sending[key] = asyncio.create_task(self._send(client, prompt, model, ordering, hint_headers))
         return await self._await_shared(key)
 
     def _is_under_way(self, key: tuple[str, str]) -> bool:
@@ -184,13 +203,20 @@ class Prefixes:
                 del self._readers[key], self._sending[key]
                 task.cancel()
 
-    async def _send(self, client: httpx.AsyncClient, prompt: Prompt, model: str, ordering: Mapping[str, Any]) -> int:
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        prompt: Prompt,
+        model: str,
+        ordering: Mapping[str, Any],
+        hint_headers: Mapping[str, str],
+    ) -> int:
         """Request one token, so that the prompt stays in the server's cache. Return the prompt's tokens."""
         path, body = wire.prefix(prompt, model)
         if body.get("prompt") == "":  # a text that begins with an unknown slot
             return 0
         request = {**body, "max_tokens": 1, "temperature": 0, **ordering}
-        answer = await send_body(client, f"{self._base_url}/{path}", request, prompt)
+        answer = await send_body(client, f"{self._base_url}/{path}", request, prompt, hints=hint_headers)
         if answer.status_code != 200:
             raise refusal_error(self._name, answer.status_code, answer.text, dict(answer.headers), retryable=False)
         return wire.prompt_tokens(json_of(answer.text))
@@ -201,6 +227,90 @@ def _owner(prompt: Prompt, tenant: str) -> str:
     envelope = getattr(prompt, "envelope", None)
     return tenant if envelope is None else f"{tenant}/{envelope.identity}"
 
+
+# ------------------------------------------------------------ serving hints
+
+HINTS = ("vllm", "dynamo")
+"""Servers whose fields for hints are known."""
+_DYNAMO_SESSION = "X-Dynamo-Session-ID"
+_DYNAMO_PRIORITIES = {"latency": 2, "throughput": 1}
+"""By the objective of a request; Dynamo takes higher numbers first. Background work has 0."""
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MAX_LENGTHS = 1024
+"""Kinds of requests whose output lengths are remembered."""
+_NEWEST_SHARE = 0.2
+"""The share of the newest answer in an expected output length."""
+
+
+class ServingHints:
+    """The hints that a server gets beside a prompt, so that it can order requests and choose a replica.
+
+    `dynamo`: `nvext.agent_hints` of NVIDIA Dynamo with `priority`, from the request's objective, and `osl`, the
+    expected output length in tokens, from earlier answers to requests of the same kind; the id of the query in a
+    header. A value that is not known is left out. No field of Dynamo's takes the number of calls that remain.
+    """
+
+    def __init__(self, kind: str | None, session_header: str | None) -> None:
+        """`kind`: one of `HINTS`, or None. `session_header`: the name of the header that has the id of the query.
+
+        Raises `RegistrationError` for an unknown kind, and for what is no name of a header.
+        """
+        if kind is not None and kind not in HINTS:
+            raise unknown_name("value of hints", str(kind), list(HINTS))
+        if session_header is not None and not _HEADER_NAME.fullmatch(str(session_header)):
+            raise RegistrationError(
+                f"session_header is {session_header!r}, which is no name of a header.",
+                hint='e.g. session_header="X-Session-ID"',
+            )
+        self._kind = kind
+        self._header = session_header or (_DYNAMO_SESSION if kind == "dynamo" else None)
+        self._process = uuid.uuid4().hex[:12]
+        self._lengths: dict[tuple[Any, ...], float] = {}
+        """Expected output tokens by the kind of request."""
+
+    def fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields for the body of a request."""
+        if self._kind != "dynamo":
+            return {}
+        hints = {"priority": 0 if request.background else _DYNAMO_PRIORITIES.get(request.objective, 0)}
+        length = self._lengths.get(_kind_of_request(request)) if isinstance(request.payload, Generate) else 1
+        if length is not None:
+            hints["osl"] = max(1, round(length))
+        return {"nvext": {"agent_hints": hints}}
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """Return the headers for a request; none for one of no query."""
+        return {} if self._header is None or not request.query else {self._header: f"{self._process}-{request.query}"}
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """Take the length of an answer into account. 0: the server did not say."""
+        if output_tokens <= 0:
+            return
+        kind = _kind_of_request(request)
+        expected = self._lengths.pop(kind, float(output_tokens))
+        self._lengths[kind] = expected + _NEWEST_SHARE * (output_tokens - expected)
+        if len(self._lengths) > _MAX_LENGTHS:
+            del self._lengths[next(iter(self._lengths))]
+
+
+def _kind_of_request(request: Request) -> tuple[Any, ...]:
+    """Return what requests whose answers are about as long have in common."""
+    sampling = request.payload.sampling
+    return request.tenant, request.app, request.depth, sampling.max_tokens, sampling.json_schema
+
+
+def with_hints(body: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body with hints, below the fields that it has itself."""
+    result = dict(body)
+    for name, value in hints.items():
+        if isinstance(value, Mapping) and isinstance(result.get(name), Mapping):
+            result[name] = with_hints(result[name], value)
+        else:
+            result.setdefault(name, value)
+    return result
+
+
+# ------------------------------------------------------------ draft texts
 
 DRAFT_TOKENS = 16
 """Number of tokens that are drafted for a request in a step with the documented flags."""
