@@ -32,6 +32,7 @@ async def coalesced(results: AsyncIterator[Result], seconds: float) -> AsyncIter
 
 
 async def _read_into(results: AsyncIterator[Result], queue: asyncio.Queue[Result | None]) -> None:
+    """Put all results of an engine into the queue, then None, also if the engine raises."""
     try:
         async for result in results:
             queue.put_nowait(result)
@@ -40,6 +41,8 @@ async def _read_into(results: AsyncIterator[Result], queue: asyncio.Queue[Result
 
 
 def _is_urgent(result: Result, started_ids: set[str]) -> bool:
+    """Return True if a result must go out at once: the first piece of a request, or its end. Record its request as
+    started."""
     if isinstance(result, Piece) and result.request_id in started_ids:
         return False
     started_ids.add(result.request_id)

@@ -57,6 +57,7 @@ class Autoscale(BaseModel):
 
     @model_validator(mode="after")
     def _check_limits(self) -> Autoscale:
+        """Raise ValueError if the smallest number of replicas is above the largest."""
         if self.min_replicas > self.max_replicas:
             limits = f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}"
             raise ValueError(f"{limits}: write max_replicas at least as large")
@@ -130,6 +131,7 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_engine(self) -> EngineConfig:
+        """Raise ValueError if the engine's settings contradict each other, or one that its kind needs is missing."""
         if (self.kind is None) == (not self.factory):
             raise ValueError("give either kind or factory")
         servers = dict.fromkeys(("openai", "embedding_server", "reranking_server"), "base_url")
@@ -153,6 +155,7 @@ class EngineConfig(BaseModel):
         return self
 
     def _check_drafts(self) -> None:
+        """Raise ValueError if `drafts` is set for an engine that is not vLLM's, is not valid, or is set twice."""
         if self.kind == "vllm" and "drafts" in self.options:
             _check_drafts_value(self.options["drafts"])
         if self.drafts is None:
@@ -296,6 +299,7 @@ _MESSAGES = {
 
 
 def _explain(fault: Any) -> str:
+    """Return the text of one fault that pydantic reports, in words that a user of the YAML file understands."""
     if fault["type"] == "string_pattern_mismatch" and fault["loc"][-1] == "factory":
         return "it must be of the form package.module:callable"
     message = str(fault["msg"]).removeprefix("Value error, ")
@@ -303,6 +307,11 @@ def _explain(fault: Any) -> str:
 
 
 def _faults(source: str, root: Any, error: ValidationError) -> list[str]:
+    """Return a message for each fault that pydantic found in a pool's file: source, line, setting and reason.
+
+    `root` is the parsed YAML tree, which has the line numbers. Values of settings that may hold a password are not
+    shown.
+    """
     messages = []
     for fault in error.errors():
         path = tuple(key for key in fault["loc"] if not (isinstance(key, str) and key.startswith("function-")))

@@ -20,6 +20,10 @@ _connected_parents: list[bool] = []
 
 
 def _note_fork() -> None:
+    """Record in a forked child that its parent was connected to Ray, since that connection does not work in the child.
+
+    It runs in every child right after the fork.
+    """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         _connected_parents.append(True)
@@ -106,6 +110,7 @@ def _check_token(address: str) -> None:
 
 
 def _check_same_cluster(ray: Any, address: str) -> None:
+    """Raise `ConfigError` if this process is connected to another Ray cluster than the one at `address`."""
     connected_address = ray.get_runtime_context().gcs_address
     if address != "auto" and plain(address) != plain(connected_address):
         raise ConfigError(
@@ -115,6 +120,7 @@ def _check_same_cluster(ray: Any, address: str) -> None:
 
 
 def _forked_error() -> EngineUnavailable:
+    """Return the error for using Ray in a process that was forked from a connected one."""
     return EngineUnavailable(
         "this process was forked from one that was connected to Ray: Ray does not work here.",
         hint="connect in the child alone (e.g. gunicorn's post_fork hook, or without preloading), or start processes "

@@ -75,6 +75,10 @@ def _start_cluster(name: str, host: str) -> DeploymentRecord:
 
 
 def _running(name: str) -> DeploymentRecord | None:
+    """Return the record of a pool that this machine started and that still runs; None if there is none.
+
+    Delete the record of a pool whose Ray node has ended.
+    """
     record = DeploymentRecord.read(name)
     if record is not None and record.pid and not is_alive(record.pid):
         record.forget()
@@ -83,6 +87,7 @@ def _running(name: str) -> DeploymentRecord | None:
 
 
 def _exists(pool: str) -> bool:
+    """Return True if the connected cluster has a pool of this name."""
     try:
         connection.actor(directory_name(pool))
     except ValueError:
@@ -91,6 +96,12 @@ def _exists(pool: str) -> bool:
 
 
 def _create(config: PoolConfig, on_started: Callable[[EngineFacts], None], on_waiting: Callable[[str], None]) -> None:
+    """Create the pool's directory actor and start all engines at once; call `on_started` for each engine that is up.
+
+    A pool with the same settings is joined. Raise `RegistrationError` if it runs with other settings. If an engine does
+    not start, kill the whole pool and raise the engine's error. `on_waiting` gets a line whenever no engine has come up
+    for `REPORT_AFTER_S`.
+    """
     ray = connection.ensure_ray()
 
     directory = ray.remote(Directory).options(**directory_options(config.name)).remote(config.model_dump())
@@ -173,6 +184,7 @@ def _kill(ray: Any, pool: str) -> None:
 
 
 def _directory(pool: str) -> Any:
+    """Return the handle of a pool's directory actor. Raise `RegistrationError` if the cluster has no such pool."""
     try:
         return connection.actor(directory_name(pool))
     except ValueError:
@@ -182,6 +194,7 @@ def _directory(pool: str) -> Any:
 
 
 def _host(pool: str, engine: str) -> Any:
+    """Return the handle of the actor that hosts an engine of a pool. Raise `RegistrationError` if there is none."""
     try:
         return connection.actor(actor_name(pool, engine))
     except ValueError:
@@ -204,6 +217,7 @@ class Directory:
         return facts
 
     def _host(self, engine: str) -> Any:
+        """Return the handle of the actor that hosts the engine; create the actor at first use."""
         import ray
 
         from teola_plugin.cluster.host.engine_host import EngineHost
@@ -234,6 +248,7 @@ class Directory:
         return list(await asyncio.gather(*(self._status(engine) for engine in self.config.engines)))
 
     async def _status(self, engine: str) -> dict[str, Any]:
+        """Return the state of one engine as plain data, or an error if its host does not answer within 10 s."""
         try:
             status: dict[str, Any] = await asyncio.wait_for(self._host(engine).status.remote(), 10)
             return status
@@ -249,6 +264,7 @@ class Directory:
             ray.kill(host, no_restart=True)
 
     async def _stop(self, engine: str) -> None:
+        """End one engine through its host, within 60 s. Errors are ignored, since `stop` kills the host next."""
         try:
             await asyncio.wait_for(self._host(engine).stop.remote(), 60)
         except Exception:

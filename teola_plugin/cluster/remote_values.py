@@ -140,6 +140,7 @@ async def fetch(remote_values: Iterable[RayValue]) -> dict[RayValue, Any]:
 
 
 async def _read(ref: Any) -> list[Any] | None:
+    """Return the values that a Ray object holds; None if they are lost or do not come within `FETCH_TIMEOUT_S`."""
     from ray.exceptions import RayError
 
     try:

@@ -123,6 +123,7 @@ class Hello:
 
 
 def not_picklable(engine: str, error: Exception) -> EngineError:
+    """Return the error of a request that cannot be pickled by the client or unpickled by the host."""
     return EngineError(
         f"a request cannot be sent to engine {engine!r} of the shared pool: {type(error).__name__}: {error}.",
         engine=engine,
@@ -151,6 +152,7 @@ def sendable(engine: str, event: RequestEvent) -> RequestEvent:
 
 
 def _cannot_be_sent(engine: str, error: Exception) -> EngineError:
+    """Return the error of a request whose result cannot be pickled by the host or unpickled by the client."""
     return EngineError(
         f"an answer of engine {engine!r} cannot be sent or read: {type(error).__name__}: {error}.",
         engine=engine,
@@ -202,6 +204,7 @@ def pack(messages: Sequence[Any]) -> Parcel:
 
 
 def unpack(parcel: Parcel) -> list[Any]:
+    """Return the messages of a parcel. Raise whatever `pickle` raises, such as ImportError for an unknown class."""
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
     with collecting_refs(refs):
         messages: list[Any] = pickle.loads(body)
@@ -234,6 +237,7 @@ def unpack_orders(parcel: Parcel) -> list[tuple[tuple[str, ...], Order | Excepti
 
 
 def _read(wrapped: bytes) -> Order | Exception:
+    """Unpickle one order; return the exception instead if that fails, so that only this order is refused."""
     try:
         order: Order = pickle.loads(wrapped)
     except Exception as error:  # e.g. of a class that only the client's script has

@@ -97,6 +97,7 @@ class FullTextSearch:
                 raise
 
     async def _open(self) -> None:
+        """Start the embedded server if there is one, write the documents, and open the pool of connections."""
         from psycopg import AsyncConnection
         from psycopg_pool import AsyncConnectionPool
 
@@ -129,6 +130,7 @@ class FullTextSearch:
         await self.start()
 
     async def _close(self) -> None:
+        """Cancel searches under way, close the connections and stop the embedded server."""
         pool, self._pool = self._pool, None
         self._tasks.cancel_all()
         if pool is not None:
@@ -144,6 +146,8 @@ class FullTextSearch:
         searching = asyncio.create_task(self._search(good)) if good else None
 
         async def serve(request: Request, inbox: Inbox) -> Done | Failed:
+            """Return one request's part of the batch's only statement. Cancelling one request leaves the statement to
+            the others."""
             fault = self._request_error(request)
             if fault is not None or searching is None:
                 return Failed(request.id, fault or self._errors.bad("nothing is asked"))
@@ -297,6 +301,7 @@ def _of_file(file: Path, folder: Path) -> Chunk:
 
 
 def _of_line(file: Path, number: int, line: str) -> Chunk:
+    """Return the document in one line of a JSONL file. Raise `RegistrationError`, which names file and line."""
     try:
         value: Any = json.loads(line)
         return to_chunk(value)

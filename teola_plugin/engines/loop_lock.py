@@ -16,6 +16,7 @@ class LoopLock:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _of_running_loop(self) -> asyncio.Lock:
+        """Return the lock of the running loop; make a new one if the last was for another loop."""
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:
             self._lock, self._loop = asyncio.Lock(), loop

@@ -167,6 +167,10 @@ async def calibrate(engine: Engine, *, fresh: bool = False) -> EngineProfile:
 
 
 def _path(engine: Engine) -> Path:
+    """Return the cache file of an engine's measured profile, named after all that the figures depend on.
+
+    These are the class, device, drafts and versions of the engine, and how measurements are made.
+    """
     profile = engine.profile
     facts = [
         MEASURING_VERSION,
@@ -180,6 +184,7 @@ def _path(engine: Engine) -> Path:
 
 
 def _save(path: Path, profile: EngineProfile) -> None:
+    """Write a measured profile to its cache file; only log a warning if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(to_json(profile), indent=1) + "\n")
@@ -188,6 +193,7 @@ def _save(path: Path, profile: EngineProfile) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
+    """Return the fields of a cached profile; None if the file is missing or not valid."""
     try:
         return from_json(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError):

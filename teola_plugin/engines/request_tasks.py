@@ -51,6 +51,7 @@ class RequestTasks:
         """Yield the results of requests with the values of `value`: `Done` with the seconds, or `Failed`."""
 
         async def serve(request: Request, inbox: Inbox) -> Done | Failed:
+            """Return the end of a request, with its value and seconds or with the `EngineError` that was raised."""
             start = time.perf_counter()
             try:
                 result_value = await value(request, inbox)
@@ -77,6 +78,8 @@ class RequestTasks:
             del self._tasks[request_id]
 
     def _create_task(self, request: Request, serve: Serve, inbox: Inbox) -> asyncio.Task[None]:
+        """Start the task of a request, which puts the end into the inbox; one that is cancelled ends as failed."""
+
         async def run() -> None:
             inbox.put_nowait(await serve(request, inbox))
 

@@ -70,6 +70,7 @@ def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, ToolFu
 
 
 def _of_function(function: Any) -> ToolFunction:
+    """Return a function as a tool with its own name. Raise `RegistrationError` for lambdas and other unnamed things."""
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
         raise RegistrationError(
@@ -150,6 +151,8 @@ class ToolEngine:
         return await self._call(self._check_payload(request))
 
     def _check_payload(self, request: Request) -> CallTool:
+        """Return the tool call of a request. Raise `EngineError` if the tool is unknown, or said to be read-only and is
+        not."""
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, CallTool):
             got = f"{request.kind.value} of {type(payload).__name__}"
@@ -166,6 +169,7 @@ class ToolEngine:
         return payload
 
     async def _call(self, payload: CallTool) -> Any:
+        """Call a tool in one of the engine's threads and return its value. Raise `ToolRaised` if the tool raises."""
         if self._threads is None:
             raise EngineUnavailable(f"{self.name} is not started.", engine=self.name, hint="start the pool")
         tool, arguments = self.tools[payload.tool], dict(payload.arguments)

@@ -70,6 +70,7 @@ def report_missing(distribution: str, name: str, consequence: str) -> None:
 
 
 def _installed(distribution: str) -> str:
+    """Return the installed version of a package; empty if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -82,6 +83,7 @@ def _in_words(supported: SpecifierSet) -> str:
 
 
 def _is_too_old(installed: str, supported: SpecifierSet) -> bool:
+    """Return True if a version is below the oldest one that is supported."""
     from packaging.version import Version
 
     floors = [Version(one.version) for one in supported if one.operator in (">=", ">", "==", "~=")]

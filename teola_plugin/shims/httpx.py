@@ -52,8 +52,15 @@ def uninstall() -> None:
 
 
 def _send(find_watch: FindWatch, original: Any) -> Any:
+    """Wrap `httpx.Client.send` so that the watch of the running provider call sees the response.
+
+    A request waits while the provider's limit says so, and is sent again, `MAX_REPEATS` times at most, if the watch
+    finds that prefetched calls were in its way. Requests of no provider call are sent as by the original.
+    """
+
     @functools.wraps(original)
     def send(client: Any, request: Any, **options: Any) -> Any:
+        """Send a request and show the watch its response; wait and repeat where the provider's limit asks for it."""
         watch = find_watch() if interceptors.is_installed else None
         if watch is None:
             return original(client, request, **options)
@@ -71,8 +78,11 @@ def _send(find_watch: FindWatch, original: Any) -> Any:
 
 
 def _asend(find_watch: FindWatch, original: Any) -> Any:
+    """Wrap `httpx.AsyncClient.send`, as `_send` does for the sync client."""
+
     @functools.wraps(original)
     async def send(client: Any, request: Any, **options: Any) -> Any:
+        """Send a request and show the watch its response; wait and repeat where the provider's limit asks for it."""
         watch = find_watch() if interceptors.is_installed else None
         if watch is None:
             return await original(client, request, **options)

@@ -44,6 +44,7 @@ def observed(call: Callable[..., Any]) -> Callable[..., Any]:
     observer = observers[0]
 
     def observing(*args: Any, **kwargs: Any) -> Any:
+        """Make the call, with the observer told of its beginning and of each result."""
         noted = observer.call_began()
         with _observing():
             value = call(*args, **kwargs)
@@ -54,6 +55,7 @@ def observed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _observing() -> Iterator[None]:
+    """Mark the context as inside an observed call, so that methods that it calls on the model are not observed."""
     token = _is_observed.set(True)
     try:
         yield
@@ -82,6 +84,7 @@ async def _observe_awaitable(value: Awaitable[Any], observer: CallObserver, note
 def _observe_chunks(
     chunks: Generator[Any, None, None], observer: CallObserver, noted: Any
 ) -> Generator[Any, None, None]:
+    """Yield the chunks of a stream unchanged, and tell the observer of each."""
     with contextlib.closing(chunks):
         while True:
             with _observing():
@@ -95,6 +98,7 @@ def _observe_chunks(
 async def _aobserve_chunks(
     chunks: AsyncGenerator[Any, None], observer: CallObserver, noted: Any
 ) -> AsyncGenerator[Any, None]:
+    """Yield the chunks of an async stream unchanged, and tell the observer of each."""
     async with contextlib.aclosing(chunks):
         while True:
             with _observing():
@@ -130,6 +134,7 @@ class AddedAttribute(ClassAttribute):
     """The attribute of a class that inherits a method: it is deleted again."""
 
     def set(self, function: Any) -> None:
+        """Set the wrapper as the class's own attribute; delete the attribute again if given the inherited function."""
         if function is self._inherited:
             delattr(self._cls, self._name)
         else:
@@ -224,6 +229,8 @@ class MethodInterceptors:
                     self._wrap(cls, name, methods[name])
 
     def _wrap(self, cls: type, name: str, wrap: Wrap) -> None:
+        """Replace the function of a method by its wrapper, unless our wrapper is in place already. Callers hold the
+        lock."""
         slot = self._slot_of(cls, name)
         current = slot.get()
         if not callable(current) or isinstance(current, type):

@@ -186,6 +186,7 @@ Hook = tuple[ContextVar[Any], bool, Any, str | None]
 
 
 def _hooks() -> list[Hook] | None:
+    """Return LangChain's list of handlers on context variables; None if its form is unknown, which is logged."""
     hooks = getattr(tracers, "_configure_hooks", None)
     if isinstance(hooks, list) and all(
         isinstance(one, tuple) and len(one) == 4 and isinstance(one[0], ContextVar) for one in hooks
@@ -196,6 +197,7 @@ def _hooks() -> list[Hook] | None:
 
 
 def _streaming_handlers() -> tuple[type, ...] | None:
+    """Return the classes of handlers that models stream to; None if they are not there, which is logged."""
     try:
         from langchain_core.tracers._streaming import _StreamingCallbackHandler, _V2StreamingCallbackHandler
     except ImportError:
@@ -228,6 +230,7 @@ class inline_callback:
         self._method = method
 
     def __get__(self, handler: Any, owner: type | None = None) -> Any:
+        """Return the bound method in the disguise of a coroutine function; from the class, the method itself."""
         if handler is None:
             return self._method
         method = MethodType(self._method, handler)
@@ -298,6 +301,10 @@ def generates_as_usual(model: Any) -> bool:
 
 @lru_cache(maxsize=512)
 def _is_generated_as_usual(cls: Any) -> bool:
+    """Return True if a model class overrides none of the framework's methods between `invoke` and `_generate`.
+
+    Overridden methods that only prepare what listeners hear are accepted if they are langchain-openai's.
+    """
     return all(
         hasattr(BaseChatModel, name) and getattr(cls, name) is getattr(BaseChatModel, name)
         for name in _FROM_INVOKE_DOWN
@@ -338,6 +345,7 @@ async def agenerate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[st
 
 
 def _messages_and_arguments(model: Any, value: Any, kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the messages and keyword arguments that `invoke` would pass to `_generate_with_cache`."""
     arguments = {"stop": None, **kwargs}
     if not arguments.pop("ls_structured_output_format", None):  # only tracers see it
         arguments.pop("structured_output_format", None)
@@ -346,6 +354,7 @@ def _messages_and_arguments(model: Any, value: Any, kwargs: Mapping[str, Any]) -
 
 
 def _message_normalizer() -> Callable[[Any], list[Any]] | None:
+    """Return LangChain's function that brings messages into its standard form; None if missing, which is logged."""
     try:
         from langchain_core.language_models._utils import _normalize_messages
     except ImportError:
@@ -555,6 +564,7 @@ def configured(runnable: Any, settings: Mapping[str, Any], opens_no_connection: 
 
 
 def _is_configurable(runnable: Any) -> bool:
+    """Return True for an object of `init_chat_model` whose model is chosen by each call's config."""
     return type(runnable).__name__ == "_ConfigurableModel" and type(runnable).__module__ in (
         "langchain.chat_models.base",
         "langchain_classic.chat_models.base",

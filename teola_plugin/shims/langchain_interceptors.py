@@ -208,12 +208,14 @@ class ToolInvocation(LangChainInvocation):
         self._kwargs = {**self._kwargs, "config": config}
 
     def _outcome(self) -> ToolOutcome:
+        """Call the tool's function once, and return its value or exception as an outcome."""
         try:
             return ToolOutcome(self._original(self.target, *self._args, **self._kwargs))
         except Exception as error:
             return ToolOutcome(error=error)
 
     async def _aoutcome(self) -> ToolOutcome:
+        """Call the tool's async function once, and return its value or exception as an outcome."""
         try:
             return ToolOutcome(await self._original(self.target, *self._args, **self._kwargs))
         except Exception as error:
@@ -265,6 +267,8 @@ def _recorder_class(cls: type) -> type:
 
 
 def _recorded(name: str, *, is_async: bool) -> Callable[..., Any]:
+    """Return a method for a recording run manager, which records a report instead of making it."""
+
     def record(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.teola_record((name, args, kwargs))
 
@@ -310,6 +314,7 @@ def _looks_like(original: Any) -> Callable[[Any], Any]:
 
 
 def _result(original: Any) -> Any:
+    """Wrap a provider method so that it claims a prefetched result, or an engine of a pool makes the call."""
     name = original.__name__
 
     @_looks_like(original)
@@ -327,6 +332,7 @@ def _result(original: Any) -> Any:
 
 
 def _aresult(original: Any) -> Any:
+    """Wrap an async provider method that returns its result, as `_result` does for a sync one."""
     name = original.__name__
 
     @_looks_like(original)
@@ -439,6 +445,7 @@ def _only_routed(original: Any) -> Any:
 
 
 def _aonly_routed(original: Any) -> Any:
+    """Wrap an async method that nothing is prefetched for: an engine of a pool may make the call."""
     name = original.__name__
 
     @_looks_like(original)
@@ -475,6 +482,7 @@ def _claim_of(tool: Any) -> ToolClaim | None:
 
 
 def _tool_result(original: Any) -> Any:
+    """Wrap a tool's `_run`: where its call was prefetched, return that result instead of calling the function."""
     name = original.__name__
 
     @functools.wraps(original)
@@ -488,6 +496,7 @@ def _tool_result(original: Any) -> Any:
 
 
 def _tool_aresult(original: Any) -> Any:
+    """Wrap a tool's `_arun`, as `_tool_result` does for `_run`."""
     name = original.__name__
 
     @functools.wraps(original)

@@ -153,6 +153,7 @@ def _of_lambda(runnable: object) -> Functions | None:
 
 @cache
 def _callable_class() -> type[Any] | None:
+    """Return LangGraph's class for the functions of nodes; None if it is not where it was, which is logged."""
     try:
         from langgraph._internal._runnable import RunnableCallable
     except ImportError:

@@ -115,6 +115,7 @@ def _schema_field(schema: Mapping[str, Any]) -> SchemaField | None:
 
 
 def _runs_no_code(schema: Mapping[str, Any]) -> bool:
+    """Return True if validation by a schema runs no code of the user's, such as validators or default factories."""
     kind = schema["type"]
     if kind == "enum":
         return not schema.get("missing")

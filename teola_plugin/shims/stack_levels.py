@@ -31,6 +31,7 @@ def hide_from_stack_levels(module: dict[str, Any]) -> None:
 
 
 def _hidden(code: CodeType) -> CodeType:
+    """Return a copy of a function's code, and of the functions inside it, whose file name ends with `HIDDEN`."""
     if code.co_filename.endswith(HIDDEN):
         return code
     inner = tuple(_hidden(const) if isinstance(const, CodeType) else const for const in code.co_consts)

@@ -102,6 +102,11 @@ class ClusterRuntime(LocalRuntime):
             await self._host(name).forget.remote(tenant)
 
     async def _administer(self, port: Port, method: str, args: tuple[Any, ...]) -> Any:
+        """Run an administrative operation of an engine, such as deleting a collection, where the engine is.
+
+        For a shared engine its host in the cluster runs it; raise what the host raises, translated to this package's
+        errors.
+        """
         if not isinstance(port, SharedPort):
             return await super()._administer(port, method, args)
         try:
@@ -110,6 +115,7 @@ class ClusterRuntime(LocalRuntime):
             raise translated(error, port.name) from error
 
     def _host(self, engine: str) -> Any:
+        """Return the handle of the actor that hosts an engine of this pool. Raise `EngineUnavailable` if it is gone."""
         try:
             return connection.actor(actor_name(self._pool, engine))
         except ValueError:

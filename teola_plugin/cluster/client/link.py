@@ -72,6 +72,11 @@ class HostLink:
         return facts
 
     async def _greet(self) -> EngineFacts:
+        """Find the engine's host, introduce this client to it, and return the facts that it reports about the engine.
+
+        Each greeting has a new number, by which the host tells this connection from earlier ones. Raise
+        `EngineUnavailable` if there is no host, and what the host raises.
+        """
         self._greeting += 1
         try:
             host = await asyncio.get_running_loop().run_in_executor(None, actor, self._name)
@@ -94,6 +99,7 @@ class HostLink:
                 log.debug("the host of %s did not hear the farewell: %r", self.engine, error)
 
     async def _send_heartbeats(self) -> None:
+        """Tell the host every `HEARTBEAT_S` seconds that this client is alive, until the task is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self._host is not None:
@@ -109,6 +115,10 @@ class HostLink:
         self._orders.append(order)
 
     def _flush(self) -> None:
+        """Send all orders of this turn of the loop to the host in one parcel; drop them while there is no host.
+
+        Orders that cannot be pickled go to `on_refused`.
+        """
         orders, self._orders = self._orders, []
         if self._host is None:
             return
@@ -121,6 +131,10 @@ class HostLink:
     # ------------------------------------------------------------ in
 
     async def _listen(self) -> None:
+        """Receive events for as long as the link is open, and connect again each time the host is lost.
+
+        This is a task of the client's loop. It ends when no host comes back within `HOST_TIMEOUT_S`.
+        """
         while True:
             try:
                 await self._receive_events()
@@ -146,6 +160,11 @@ class HostLink:
                 call.cancel()
 
     async def _call_for_events(self, ordered: _InOrder) -> None:
+        """Fetch parcels of events from the host, one call after the other, until it answers None since it forgot this
+        client.
+
+        `OPEN_CALLS` of these run at once, so `ordered` restores the order of the parcels.
+        """
         host, greeting = self._host, self._greeting
         while (parcel := await host.news.remote(self._hello.client, greeting)) is not None:
             self.received_bytes += size_of(parcel)
@@ -178,6 +197,7 @@ class _InOrder:
         self._out_of_order: dict[int, list[RequestEvent]] = {}
 
     def take(self, number: int, events: list[RequestEvent]) -> None:
+        """Accept the events of parcel `number`, and deliver all parcels that are now next in line."""
         self._out_of_order[number] = events
         while (ready := self._out_of_order.pop(self._next, None)) is not None:
             self._next += 1
@@ -199,6 +219,7 @@ def read_parcel(parcel: Parcel, engine: str) -> tuple[int, list[RequestEvent]]:
 
 
 def _unpack_tolerantly(parcel: Parcel) -> list[Any]:
+    """Return the messages of a parcel, with placeholders for objects whose classes cannot be imported here."""
     body, refs = parcel if isinstance(parcel, tuple) else (parcel, [])
     with collecting_refs(refs):
         messages: list[Any] = _TolerantUnpickler(io.BytesIO(body)).load()
@@ -209,6 +230,7 @@ class _TolerantUnpickler(pickle.Unpickler):
     """Replaces what cannot be imported by an object that cannot be pickled again, and so is detected."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the class, or a placeholder class with its name if it cannot be imported here."""
         try:
             return super().find_class(module, name)
         except (ImportError, AttributeError):

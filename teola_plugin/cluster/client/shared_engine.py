@@ -105,6 +105,7 @@ class SharedEngine:
         """Do nothing: the pool ends its engines."""
 
     def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """Raise `EngineError`: only the pool's replicas execute requests."""
         raise EngineError(
             f"engine {self.name!r} runs in the shared pool and executes nothing in this process.",
             engine=self.name,

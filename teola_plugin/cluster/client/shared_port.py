@@ -61,6 +61,11 @@ class UnfinishedRequests:
         return iter([(entry, queued.event) for entry, queued in self._entries.values()])
 
     def add(self, entry: EngineRequest, event: Enqueue) -> None:
+        """Record a request that is sent to the host, with the event that queues its primitive.
+
+        `event` replaces the earlier event of the same primitive, so that a new host gets the latest depth and
+        objective.
+        """
         key = event.query, event.primitive
         queued = self._queued.get(key)
         if queued is None:
@@ -74,6 +79,8 @@ class UnfinishedRequests:
         return (pair[0], pair[1].event) if pair is not None else None
 
     def end(self, request: str) -> None:
+        """Forget a request that has ended, and its primitive once all requests of that have ended. Ignore unknown
+        requests."""
         pair = self._entries.pop(request, None)
         if pair is None:
             return
@@ -235,6 +242,11 @@ class SharedPort(ForwardingPort):
                     self._end(pair[0], None, not_accepted(self.name, error))
 
     def _receive(self, news: RequestEvent) -> None:
+        """Handle one event of the host: report to the runtime that a request started, made progress or ended.
+
+        Events of announced followers that the graph has not dispatched yet are kept for `adopt`; those of other unknown
+        requests, which have ended, are dropped. A request whose input values were lost is sent again with the values.
+        """
         pair = self._unfinished.get(news.request)
         if pair is None:
             if follower_of(news.request) in self._expected:
@@ -253,6 +265,10 @@ class SharedPort(ForwardingPort):
             self._on_end(entry, news)
 
     def _on_piece(self, entry: EngineRequest, piece: Piece) -> None:
+        """Pass the new part of a streamed piece on to the runtime.
+
+        Fail the request if, made again after its host was lost, it writes another text than it did before.
+        """
         try:
             fresh = entry.new_part(piece)
         except EngineError as mismatch:  # after its host was lost
@@ -344,6 +360,8 @@ class SharedPort(ForwardingPort):
                 self._link.send(Submit(pair[1], (pair[0].request,)))
 
     def _unrepeatable(self) -> EngineError:
+        """Return the error for a request that was lost with its host and may not be sent again, such as one that
+        writes."""
         return EngineUnavailable(
             f"the line to the host of engine {self.name!r} was lost during a request that cannot be repeated.",
             engine=self.name,

@@ -62,6 +62,7 @@ def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """Build a vLLM engine; the model `bundled` is the small one that comes with the package."""
     from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.vllm import VllmEngine
 
@@ -79,6 +80,7 @@ def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """Build a sentence-transformers reranker; `bundled` is the small model that comes with the package."""
     from teola_plugin.engines.bundled import files as bundled
     from teola_plugin.engines.sentence_transformers import RerankingEngine
 
@@ -169,6 +171,8 @@ def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 
 def _imported(engine: str, role: str, path: str) -> Any:
+    """Return the object at `package.module:attribute`. Raise `ConfigError`, which names the engine and the object's
+    role."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -75,6 +75,7 @@ def _make_token(pool: str) -> str:
 
 
 def _command(host: str) -> list[str]:
+    """Return the command line that starts the Ray node. Raise `ConfigError` if `host` is no address to reach it by."""
     name, port = host_and_port(host)
     if name in ("0.0.0.0", "::"):
         raise ConfigError(
@@ -105,6 +106,7 @@ def _log_texts(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def is_alive(pid: int) -> bool:
+    """Return True if a process with this id exists and may be signalled by this user."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -127,6 +129,7 @@ def end_process(pid: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
+    """Return True if the process has ended; reap it if it is a child of this process."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -36,6 +36,7 @@ class DeploymentRecord:
 
     @classmethod
     def _of(cls, path: Path) -> DeploymentRecord | None:
+        """Return the record in a file; None if the file is missing or not a valid record."""
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):

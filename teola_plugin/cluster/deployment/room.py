@@ -52,6 +52,7 @@ def shortage(reservations: Sequence[Reservation], nodes: Sequence[Resources]) ->
 
 
 def _find_too_large(reservations: Sequence[Reservation], nodes: Sequence[Resources]) -> str:
+    """Return the complaint about a replica that is larger than every node; empty if each fits on some empty node."""
     for reservation in reservations:
         amounts = reservation.amounts
         if not any(all(_has(node, name, amount) for name, amount in amounts.items()) for node in nodes):
@@ -70,6 +71,8 @@ def _resource_names(reservations: Sequence[Reservation]) -> list[str]:
 
 
 def _find_too_many(reservations: Sequence[Reservation], nodes: Sequence[Resources]) -> str:
+    """Return the complaint about a resource of which all replicas together need more than all nodes have; empty if
+    none."""
     for name in _resource_names(reservations):
         concerned = [r for r in reservations if name in r.amounts]
         total, available = sum(r.replicas * r.amounts[name] for r in concerned), sum(n.get(name, 0.0) for n in nodes)
@@ -80,6 +83,7 @@ def _find_too_many(reservations: Sequence[Reservation], nodes: Sequence[Resource
 
 
 def _find_unpackable(reservations: Sequence[Reservation], nodes: Sequence[Resources]) -> str:
+    """Return the complaint that the replicas cannot be placed on the nodes together; empty if they can."""
     if _Packing(reservations).fits(tuple(_Node.of(node) for node in nodes)):
         return ""
     names = _resource_names(reservations)
@@ -88,6 +92,7 @@ def _find_unpackable(reservations: Sequence[Reservation], nodes: Sequence[Resour
 
 
 def _list_nodes(nodes: Sequence[Resources], names: Iterable[str]) -> str:
+    """Return a phrase for an error message that lists how much each node has of the named resources."""
     if not nodes:
         return "there are no nodes"
     return "the nodes have " + ", ".join(
@@ -124,6 +129,10 @@ class _Node:
 
 
 def _cards_without(cards: tuple[float, ...], gpus: float) -> tuple[float, ...] | None:
+    """Return the free parts of a node's GPUs after a replica took `gpus` of them; None if they do not suffice.
+
+    A fraction comes from one card, the fullest that has room; a whole number takes free cards.
+    """
     free = sorted(cards)
     if 0 < gpus < 1:
         for index, card in enumerate(free):  # the fullest card on which it fits

@@ -40,6 +40,10 @@ class Outbox:
         return len(self._events)
 
     def put(self, event: RequestEvent) -> None:
+        """Add an event for the client; join a piece of text with the piece of the same request that still waits.
+
+        It wakes `take`: at once, or for the start of a request after `START_DELAY_S`, so that it travels with others.
+        """
         position = self._positions.get(event.request)
         previous = self._events[position] if position is not None else None
         joined_piece = (
@@ -168,6 +172,7 @@ class Clients:
         return client if client is not None and greeting in (None, client.greeting) else None
 
     def remove(self, name: str) -> Client | None:
+        """Forget a client and close its outbox. Return the client; None if it was not known."""
         client = self._by_id.pop(name, None)
         if client is not None:
             client.close()

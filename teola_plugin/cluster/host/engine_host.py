@@ -118,6 +118,10 @@ class EngineHost:
         return self.facts
 
     async def _join(self, number: str, replica: RemoteReplica, start: asyncio.Task[None]) -> None:
+        """Add a replica once its start has succeeded, for replicas that still start when the engine is already in use.
+
+        If the start fails, go on without the replica; if it is cancelled, stop the replica.
+        """
         try:
             await start
         except EngineUnavailable as error:
@@ -138,6 +142,7 @@ class EngineHost:
         return RemoteReplica(self.name, number, engine_spec(self.name, self.config), options)
 
     def _open(self) -> None:
+        """Create the port, with the scheduler, over the replicas that are up; start health checks and autoscaling."""
         policy = POLICIES[self.config.policy]()
         listener = PortListener(self._request_started, self._piece_came, self._request_ended)
         self._port = EnginePort(
@@ -209,6 +214,7 @@ class EngineHost:
         return self._packed(*numbered_events) if numbered_events is not None else None
 
     def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
+        """Return a numbered parcel of events; an event that cannot be pickled becomes a failure of its request."""
         try:
             return pack([number, *messages])
         except Exception:  # one of them cannot be pickled: the others are sent
@@ -267,6 +273,7 @@ class EngineHost:
             self._refuse(sender, request_ids(order), not_accepted(self.name, error))
 
     def _refuse(self, sender: Client, names: Sequence[str], error: BaseException) -> None:
+        """Fail requests that cannot be read or queued: tell the client, and cancel those that the port already has."""
         for name in names:
             entry = sender.entries.get(name)
             sender.remove_request(name)
@@ -276,6 +283,7 @@ class EngineHost:
                 self._port.cancel([entry])
 
     def _obey(self, sender: Client, order: Order) -> None:
+        """Carry out an order of a client: queue requests, cancel them, begin to stream them, or change depths."""
         if isinstance(order, Submit):
             self._queue(sender, order)
         elif isinstance(order, Cancel):
@@ -302,12 +310,18 @@ class EngineHost:
                 self._port.listen([entry])
 
     def _cancel(self, sender: Client, order: Cancel) -> None:
+        """Cancel the requests of a client's order, and the followers that are not queued yet."""
         self._followers.cancel(sender.id, order.requests)
         entries = [sender.entries[request] for request in order.requests if request in sender.entries]
         if entries and self._port is not None:
             self._port.cancel(entries)
 
     def _queue(self, sender: Client, order: Submit) -> None:
+        """Queue the requests of one primitive in the scheduler, and remember the primitives that follow it.
+
+        Requests that the host has already are left out, since clients repeat orders. Names of queries, sessions and
+        gangs are made unique among clients.
+        """
         new_requests = [
             request for request in order.requests if request.id not in sender.entries
         ]  # requests may be repeated
@@ -329,6 +343,7 @@ class EngineHost:
         self._port.enqueue(entries, own_event)
 
     def _unavailable(self) -> EngineUnavailable:
+        """Return the error for the use of an engine that is not started or has been stopped."""
         return EngineUnavailable(
             f"engine {self.name!r} of pool {self.pool!r} is not running.",
             engine=self.name,
@@ -346,6 +361,7 @@ class EngineHost:
         return entry
 
     def _forward(self, client: str, engine: str, order: Submit) -> None:
+        """Send a follower to the host of another engine of the pool, which queues it for the same client."""
         host = self._hosts.get(engine)
         if host is None:
             host = self._hosts[engine] = actor(actor_name(self.pool, engine))
@@ -358,6 +374,10 @@ class EngineHost:
         return asyncio.get_running_loop().time()
 
     def _request_started(self, entry: EngineRequest, replica: str, batch: int) -> None:
+        """Report to the client that a replica began its request, and record the request in the log of batches.
+
+        The port calls it. Nothing is reported for a client that has left.
+        """
         sender, request = self.clients.of(entry)
         if sender is not None:
             app = sender.apps.get(entry.request.id, "")
@@ -365,6 +385,7 @@ class EngineHost:
             sender.send_event(RequestStarted(request, replica, batch))
 
     def _piece_came(self, entry: EngineRequest, piece: Piece) -> None:
+        """Send a streamed piece to the client, without its text if the client does not stream the request."""
         sender, request = self.clients.of(entry)
         if sender is None:
             return
@@ -375,6 +396,7 @@ class EngineHost:
         )
 
     def _request_ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """Send a request's value or error to its client, and queue the followers that waited for it."""
         entry.resolve(value, error)
         sender, request = self.clients.of(entry)
         if sender is None:

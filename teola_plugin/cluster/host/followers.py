@@ -64,6 +64,10 @@ class Followers:
                 self._begin(client, follow, result)
 
     def _begin(self, client: str, follow: Follow, value: Any) -> None:
+        """Queue one follower, here or at the host of its engine, now that the value before it is known.
+
+        If the value does not fit, do nothing: the client dispatches the follower itself.
+        """
         order = follower_order(follow, value)
         if order is None:
             return
@@ -88,6 +92,7 @@ class Followers:
 
 
 def _without(follows: tuple[Follow, ...], unwanted: frozenset[str]) -> tuple[Follow, ...]:
+    """Return the followers, at every depth, without those whose names are unwanted."""
     remaining = (follow for follow in follows if follow.name not in unwanted)
     return tuple(
         replace(follow, followers=_without(follow.followers, unwanted)) if follow.followers else follow

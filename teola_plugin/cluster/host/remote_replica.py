@@ -60,6 +60,7 @@ class RemoteReplica:
             raise translated(error, self.name, self.replica) from None
 
     def _make(self) -> Any:
+        """Create the Ray actor that will hold the engine, with the resources that it reserves."""
         import ray
 
         from teola_plugin.cluster.host.replica_host import ReplicaHost
@@ -159,6 +160,11 @@ class RemoteReplica:
             self._actor.cancel.remote([request_id])
 
     def size(self, request: Request) -> float:
+        """Return the estimated size of a request for the scheduler, without asking the replica.
+
+        LLM requests count tokens, as characters of the known prompt over `CHARACTERS_PER_TOKEN`; others count their
+        text if the engine does, otherwise 1.
+        """
         payload = request.payload
         if isinstance(payload, Generate | Warmup):
             return max(1, round(len(payload.prompt.known_prefix()) / CHARACTERS_PER_TOKEN))
@@ -189,6 +195,7 @@ class RemoteReplica:
             raise translated(error, self.name, self.replica) from None
 
     def _unavailable(self) -> EngineUnavailable:
+        """Return the error for the use of a replica that has no actor now."""
         return EngineUnavailable(
             f"replica {self.replica} of engine {self.name!r} is not running.",
             engine=self.name,
@@ -224,6 +231,7 @@ async def start_replicas(
 
 
 async def _wait_for_one(starts: PendingStarts) -> None:
+    """Wait until one of the starting replicas is up. Raise the error of a start if all have failed."""
     pending = set(starts.values())
     while pending and not any(map(_succeeded, starts.values())):
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

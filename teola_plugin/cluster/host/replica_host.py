@@ -123,6 +123,7 @@ class ReplicaHost:
             yield pack([*results, *self._reports.take()])
 
     async def _results(self, requests: list[Request]) -> AsyncIterator[Result]:
+        """Yield the results of a batch, and know meanwhile which of its requests have a reader for their pieces."""
         self._is_read.update({request.id: request.stream for request in requests})
         try:
             async for result in self._run_checked(requests):
@@ -132,6 +133,11 @@ class ReplicaHost:
                 self._is_read.pop(request.id, None)
 
     async def _run_checked(self, requests: list[Request]) -> AsyncIterator[Result]:
+        """Run a batch on the engine and yield its results.
+
+        First fetch input values that other replicas keep. Requests with lost inputs, unusable payloads or more than the
+        engine's `max_request_size` fail alone.
+        """
         batch, failures = await fetch_inputs(requests)
         batch = [r if r.stream == self._is_read.get(r.id, r.stream) else replace(r, stream=True) for r in batch]
         for failed in failures:

@@ -72,6 +72,10 @@ class Scaler:
             self._task.cancel()
 
     async def _watch(self, rule: QueueDepth) -> None:
+        """Follow the queue's length with the number of replicas, as `rule` says, until the task is cancelled.
+
+        A replica that does not start is logged and tried again at the next check.
+        """
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -96,6 +100,7 @@ class Scaler:
         return len(self._host.replicas)
 
     async def _add(self) -> None:
+        """Start one more replica and give it to the host. Raise `EngineUnavailable` if the cluster has no room."""
         one_more = [Reservation.of(self._host.name, self._host.config, 1)]
         await asyncio.to_thread(need_room, one_more, partial(log.warning, "%s"))
         number, self._next_number = str(self._next_number), self._next_number + 1
@@ -104,6 +109,7 @@ class Scaler:
         self._host.add(number, replica)
 
     async def _remove(self) -> None:
+        """Stop the newest replica once its running requests have ended."""
         number = max(self._host.replicas, key=int)
         replica = self._host.replicas[number]
         await self._host.port.retire(number)
@@ -138,6 +144,10 @@ class Health:
             self._task.cancel()
 
     async def _watch(self) -> None:
+        """Ping all replicas every `every` seconds, until the task is cancelled.
+
+        Failures are forgotten after a round that took far too long: the machine slept, and nobody could answer.
+        """
         while True:
             await asyncio.sleep(self.every)
             started_at = time.monotonic()
@@ -147,6 +157,7 @@ class Health:
                 self._failures.clear()  # the machine slept, so the failures mean nothing
 
     async def _check(self, name: str, replica: RemoteReplica) -> None:
+        """Ping one replica; report it as lost after `MAX_FAILURES` pings in a row without an answer."""
         if await replica.is_alive(self.patience):
             self._failures.pop(name, None)
             return

@@ -20,6 +20,7 @@ def reranker_folder() -> Path:
 
 
 def _model_folder(name: str) -> Path:
+    """Return the folder of a model that comes with the package. Raise `EngineUnavailable` if it is missing."""
     folder = FOLDER / name
     if not (folder / "model.safetensors").is_file():
         raise EngineUnavailable(

@@ -68,6 +68,7 @@ def make(folder: Path | str | None = None, shape: Shape = Shape()) -> Path:
 
 
 def _write(folder: Path, shape: Shape) -> None:
+    """Write weights, tokenizer and configuration of a model of this shape into an empty folder."""
     from safetensors.numpy import save_file
 
     tokenizer = _train_tokenizer(shape.vocab)
@@ -160,6 +161,7 @@ def _weights(shape: Shape, bias: np.ndarray) -> Iterator[tuple[str, np.ndarray]]
 
 
 def _config(shape: Shape, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the content of the model's `config.json`, as Hugging Face's `LlamaConfig` reads it."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -185,6 +187,7 @@ def _config(shape: Shape, ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _tokenizer_config(shape: Shape) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`, with the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": shape.context,

@@ -43,6 +43,7 @@ def make(folder: Path | str | None = None) -> Path:
 
 
 def _write(folder: Path) -> None:
+    """Write weights, tokenizer and configuration of the cross encoder into an empty folder."""
     from safetensors.numpy import save_file
 
     shape = Shape()
@@ -120,6 +121,7 @@ def _weights(shape: Shape) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _config(shape: Shape) -> dict[str, Any]:
+    """Return the content of the model's `config.json`, as Hugging Face's `BertConfig` reads it."""
     return {
         "architectures": ["BertForSequenceClassification"],
         "model_type": "bert",
@@ -140,6 +142,7 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 
 def _tokenizer_config(shape: Shape) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -50,6 +50,8 @@ def ends(results: Sequence[Result], batch: Sequence[Request]) -> dict[str, Done 
 
 
 def survives(result: Result, copy: Any) -> None:
+    """Assert that a result that was pickled and unpickled is equal to the one before; errors keep type, text and
+    `retryable`."""
     assert [type(copy), copy.request_id] == [type(result), result.request_id]
     if isinstance(result, Failed):
         before, after = result.error, copy.error
@@ -126,6 +128,8 @@ class EngineConformance:
     # ------------------------------------------------------------ life cycle
 
     def test_describes_itself(self) -> None:
+        """Require all methods of the protocol, a name, kinds of requests, a usable profile, and non-empty versions."""
+
         async def check() -> None:
             async with self.running() as engine:
                 assert isinstance(engine, Engine), "a method of the protocol is missing"
@@ -141,6 +145,8 @@ class EngineConformance:
         self.run(check())
 
     def test_starts_and_stops_any_number_of_times(self) -> None:
+        """Require `start` and `stop` to be idempotent, and a stopped engine to fail every request."""
+
         async def check() -> None:
             engine = await self.make()
             try:
@@ -176,6 +182,8 @@ class EngineConformance:
         assert curves <= engine.profile.curves.keys()
 
     def test_stops_before_it_was_started(self) -> None:
+        """Require `stop` to do no harm on an engine that was never started."""
+
         async def check() -> None:
             engine = await self.make()
             await engine.stop()
@@ -184,6 +192,8 @@ class EngineConformance:
         self.run(check())
 
     def test_leaves_no_process_and_no_thread(self) -> None:
+        """Require that no child process and no thread of the engine is alive after `stop`."""
+
         async def check() -> None:
             async with self.running() as engine:
                 await self._values(engine, self._good(engine))
@@ -197,6 +207,8 @@ class EngineConformance:
     # ------------------------------------------------------------ requests
 
     def test_every_request_ends_once(self) -> None:
+        """Require exactly one end for each request, also in an empty batch, alone, and with an id that is reused."""
+
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine)
@@ -208,6 +220,8 @@ class EngineConformance:
         self.run(check())
 
     def test_pieces_make_up_the_value(self) -> None:
+        """Require that the streamed pieces of a request, joined, are the text of its value."""
+
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine, stream=True)
@@ -221,6 +235,8 @@ class EngineConformance:
         self.run(check())
 
     def test_a_bad_request_fails_alone(self) -> None:
+        """Require that an invalid payload fails its own request and no other one of the batch."""
+
         async def check() -> None:
             async with self.running() as engine:
                 for kind in self._kinds(engine):
@@ -231,6 +247,8 @@ class EngineConformance:
         self.run(check())
 
     def test_a_request_of_another_kind_fails_alone(self) -> None:
+        """Require that a request of a kind that the engine does not serve fails, and no other one of the batch."""
+
         async def check() -> None:
             async with self.running() as engine:
                 foreign = sorted(SERVED_KINDS - engine.kinds, key=lambda kind: kind.name)[0]
@@ -241,6 +259,8 @@ class EngineConformance:
         self.run(check())
 
     def test_results_can_be_pickled(self) -> None:
+        """Require that values and errors can be pickled, since they travel between processes in a shared pool."""
+
         async def check() -> None:
             async with self.running() as engine:
                 bad = [_request(kind, self.bad_payload(kind)) for kind in self._kinds(engine)]
@@ -250,6 +270,8 @@ class EngineConformance:
         self.run(check())
 
     def test_batches_run_side_by_side(self) -> None:
+        """Require that a continuous engine executes four batches at once, and that all of their requests succeed."""
+
         async def check() -> None:
             async with self.running() as engine:
                 if engine.profile.batching is not Batching.CONTINUOUS:
@@ -264,6 +286,8 @@ class EngineConformance:
     # ------------------------------------------------------------ cancelling
 
     def test_cancels_unknown_requests_in_peace(self) -> None:
+        """Require that cancelling an unknown or an ended request does nothing."""
+
         async def check() -> None:
             async with self.running() as engine:
                 [first, *_] = batch = self._good(engine)
@@ -275,6 +299,8 @@ class EngineConformance:
         self.run(check())
 
     def test_a_cancelled_request_ends_once_and_alone(self) -> None:
+        """Require that a cancelled request ends once, is not to be retried, and leaves others of its batch alone."""
+
         async def check() -> None:
             async with self.running() as engine:
                 [first, *not_cancelled] = batch = self._good(engine)
@@ -291,6 +317,8 @@ class EngineConformance:
         self.run(check())
 
     def test_a_caller_may_leave_early(self) -> None:
+        """Require that requests whose results are no longer read do not count as load, and that the engine goes on."""
+
         async def check() -> None:
             async with self.running() as engine:
                 async with aclosing(engine.execute(self._good(engine))) as results:  # type: ignore[type-var]
@@ -304,6 +332,9 @@ class EngineConformance:
     # ------------------------------------------------------------ load, sizes, reset
 
     def test_load_and_sizes(self) -> None:
+        """Require positive sizes of requests, no running requests before and after a batch, and a KV cache use from 0
+        to 1."""
+
         async def check() -> None:
             async with self.running() as engine:
                 assert engine.load().requests == 0
@@ -316,6 +347,8 @@ class EngineConformance:
         self.run(check())
 
     def test_reset_changes_no_value(self) -> None:
+        """Require that the same requests have the same values before and after `reset`, which clears caches."""
+
         async def check() -> None:
             async with self.running() as engine:
                 batch = self._good(engine)
@@ -347,6 +380,8 @@ class EngineConformance:
         return {request_id: end.value for request_id, end in end_by_id.items() if isinstance(end, Done)}
 
     def _fails_alone(self, results: Sequence[Result], good: Sequence[Request], bad: Request) -> None:
+        """Assert that the bad request failed with a permanent `EngineError`, and that all good ones of its batch
+        succeeded."""
         by_id = ends(results, [*good, bad])
         end = by_id[bad.id]
         assert isinstance(end, Failed) and isinstance(end.error, EngineError), f"{bad.kind} must fail, it gave {end}"

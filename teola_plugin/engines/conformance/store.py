@@ -28,6 +28,8 @@ class StoreConformance(EngineConformance):
         return None
 
     def test_a_search_tells_the_version_that_it_is_true_for(self) -> None:
+        """Require that a search returns the version of the rows that it saw, and that a write changes that version."""
+
         async def check() -> None:
             async with self.running() as engine:
                 collection, rows = self._rows()
@@ -42,6 +44,9 @@ class StoreConformance(EngineConformance):
         self.run(check())
 
     def test_each_write_makes_another_version(self) -> None:
+        """Require a new version for each ingestion, replacement and deletion, by this engine or another, with growing
+        counters."""
+
         async def check() -> None:
             async with self.running() as engine, self._writer(engine) as writer:
                 collection, [first, second, *_] = self._rows()
@@ -64,6 +69,8 @@ class StoreConformance(EngineConformance):
         self.run(check())
 
     def test_nothing_old_comes_again_with_a_collection_made_anew(self) -> None:
+        """Require that a collection that is deleted and created again never repeats a version."""
+
         async def check() -> None:
             async with self.running() as engine, self._writer(engine) as writer:
                 collection, rows = self._rows()
@@ -78,6 +85,8 @@ class StoreConformance(EngineConformance):
         self.run(check())
 
     def test_what_writes_nothing_leaves_the_version(self) -> None:
+        """Require that deleting unknown rows and resetting the engine leave the version as it is."""
+
         async def check() -> None:
             async with self.running() as engine:
                 collection, rows = self._rows()
@@ -135,6 +144,7 @@ class StoreConformance(EngineConformance):
         await self._values(engine, [_request(_K.INGESTION, row) for row in rows])
 
     async def _search(self, engine: Engine, collection: str) -> tuple[Version, Any]:
+        """Return the version and the hits of a search for the nearest 100 rows of a collection."""
         vector = self.payloads(_K.INGESTION)[0].vector
         request = _request(_K.SEARCHING, SearchVector(collection, vector, k=100))
         end = ends(await collect(engine, [request]), [request])[request.id]

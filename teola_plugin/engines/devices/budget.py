@@ -114,6 +114,11 @@ def _sort_key(one: tuple[int, Demand]) -> tuple[bool, bool, int, int]:
 
 
 def _choose_cards(demand: Demand, loads: dict[int, _Load], why_none: str) -> tuple[int, ...]:
+    """Return the numbers of the cards on which an engine computes; () for the CPU or another device.
+
+    Without a device that the user has set, these are the cards with most room; an engine that is no LLM gets none if it
+    fits on none. Raise `ConfigError` for cards that do not exist.
+    """
     device = parse(normalize(demand.device))
     if demand.device and device.kind != "cuda":
         return ()
@@ -147,6 +152,7 @@ def _indices(device: Device) -> tuple[int, ...]:
 
 
 def _no_card(engine: str, device: str, cards: Sequence[Card], why_none: str) -> ConfigError:
+    """Return the error for an engine whose device is no card of this machine; it lists the cards that there are."""
     if not cards:
         return ConfigError(
             f"{engine} is to compute on {device}, and there is no GPU: {why_none or 'none is seen'}.",
@@ -194,6 +200,10 @@ def _describe(demand: Demand, card: Card) -> str:
 
 
 def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
+    """Return the device and the share of memory of an engine whose cards are chosen.
+
+    An LLM that shares its cards with others gets what it needs and an equal part of what is left.
+    """
     if not loads:
         return Grant(normalize(demand.device) or ("" if demand.fills else "cpu"))
     device = "cuda:" + ",".join(str(load.card.index) for load in loads)

@@ -51,6 +51,7 @@ def visible_cards() -> tuple[Card, ...]:
 
 
 def _card(torch_cuda: Any, index: int) -> Card:
+    """Return name and memory of a GPU; 0 bytes free if the GPU has not even room for a CUDA context."""
     properties = torch_cuda.get_device_properties(index)
     try:
         free, total = torch_cuda.mem_get_info(index)
@@ -119,6 +120,11 @@ def weight_bytes(model: str | Path) -> int | None:
 
 
 def _model_folder(model: str) -> Path | None:
+    """Return the folder of a model: the path itself, or the cached download of a name on the hub. None if it is not
+    here.
+
+    Nothing is downloaded.
+    """
     if Path(model).is_dir():
         return Path(model)
     try:

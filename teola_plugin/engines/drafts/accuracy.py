@@ -104,6 +104,7 @@ class AppAccuracy:
         self._of_kind(kind).record(right, wrong=wrong)
 
     def _of_kind(self, kind: GuessKind) -> GuessAccuracy:
+        """Return the accuracy of one kind of guess; create it with the usual accuracy at first use."""
         accuracy = self._kinds.get(kind)
         if accuracy is None:
             if kind is GuessKind.ONE:

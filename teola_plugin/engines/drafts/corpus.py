@@ -92,6 +92,7 @@ class Corpus:
         return self._indexed_positions(last, min_match)
 
     def _scanned_positions(self, last: Sequence[int], min_match: int) -> Iterator[int]:
+        """Find earlier occurrences of the last one or two tokens by scanning backwards, which needs no index."""
         reversed_tokens, token = self.tokens[::-1], last[-1]
         size, at = len(reversed_tokens), 0
         while True:
@@ -103,6 +104,7 @@ class Corpus:
                 yield size - at
 
     def _indexed_positions(self, last: Sequence[int], min_match: int) -> Iterator[int]:
+        """Find earlier occurrences of the last one or two tokens in the index."""
         key = last[-1] if min_match == 1 else last[-2] << 32 | last[-1]
         position, earlier = self._last[min_match - 1].get(key, _NONE), self._earlier[min_match - 1]
         if position == len(self.tokens):

@@ -315,6 +315,10 @@ class _RunningMedian:
         self.median, self._count = expected, 0
 
     def add(self, value: float) -> None:
+        """Move the approximate median towards a value, by at most a small part of the median.
+
+        The first corrections are the largest, so that a wrong expectation is soon forgotten.
+        """
         self._count += 1
         correction = max(_STEP_CORRECTION, _FIRST_CORRECTION / self._count)
         if abs(value - self.median) < correction * self.median:

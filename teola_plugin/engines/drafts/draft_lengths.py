@@ -77,6 +77,7 @@ def _never_quicker(verifying: Mapping[int, Curve]) -> dict[int, Curve]:
 
 
 def _longest_by_share(profile: EngineProfile, rows: int, max_tokens: int) -> Sequence[int]:
+    """Return the longest draft that pays for one of `rows` rows, for each of the `SHARES` intervals of right tokens."""
     undrafted = profile.step(0, rows)
     if not undrafted:  # an engine without time, in tests
         return (max_tokens,) * SHARES

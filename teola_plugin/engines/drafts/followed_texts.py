@@ -78,6 +78,11 @@ class Skeleton:
                 self._follow_token(token)
 
     def _follow_token(self, token: int) -> None:
+        """Move on in the text if the output's next token is the one expected; otherwise stay in the gap, or go to a
+        later gap.
+
+        The text is ruled out if there is no gap left to continue after.
+        """
         tokens, position = self._tokens, self._position
         in_gap = tokens[position] == GAP_TOKEN
         expected = position + 1 if in_gap else position

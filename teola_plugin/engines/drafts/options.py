@@ -26,6 +26,7 @@ class Drafts:
     budget: int = 0
 
     def __post_init__(self) -> None:
+        """Raise `ConfigError` for an option of the wrong type or outside its range."""
         if not isinstance(self.lookup, bool):
             raise ConfigError(f"drafts: lookup is {self.lookup!r}.", hint="give true or false")
         if not _is_whole_number(self.tokens) or not 1 <= self.tokens <= 64:

@@ -113,6 +113,7 @@ class RequestDrafter:
         return [*self._request_corpus.tokens[self._prompt_tokens :], *self._unread]
 
     def accuracy(self, kind: GuessKind) -> GuessAccuracy:
+        """Return the record of how often guesses of this kind were right in this request; it begins with the app's."""
         accuracy = self._accuracy.get(kind)
         if accuracy is None:
             of_app = self._app_accuracy
@@ -132,6 +133,11 @@ class RequestDrafter:
         self._unfollowed += len(new)
 
     def _judge_guesses(self, new: Sequence[int]) -> None:
+        """Compare the last guesses with the tokens that the model wrote, and record which were right.
+
+        This updates the accuracy in the request and its app, the engine's forecast ratio, and the counts of drafted and
+        accepted tokens.
+        """
         self.drafted += len(self._draft)
         self.accepted += _common_length(self._draft, new)
         for kind, tokens in self._guesses:

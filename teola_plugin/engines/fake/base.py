@@ -75,6 +75,7 @@ class FakeBatch:
         self._news = asyncio.Event()
 
     def put(self, result: Result) -> None:
+        """Add a result for the caller. The first end of a request removes it from `pending`; later ends are dropped."""
         if self._error is not None:
             return  # nothing comes from a broken batch
         if not isinstance(result, Done | Failed) or self.pending.pop(result.request_id, None) is not None:
@@ -89,6 +90,8 @@ class FakeBatch:
         self._news.set()
 
     async def results(self) -> AsyncIterator[Result]:
+        """Yield the results as they come until all requests have ended. Raise the error with which the batch broke, if
+        any."""
         if not self.pending:
             await asyncio.sleep(0)  # an engine without latency still lets others have their turn
         while True:
@@ -144,6 +147,10 @@ class FakeEngine(ABC):
             self._drop(request_id, self._unavailable(), run)
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """Yield the results of a batch, at the times that the profile says.
+
+        What the caller leaves unread is dropped, so that the requests no longer count as load.
+        """
         run = FakeBatch(batch, deadly=self._batches == self.faults.die_after)
         self._batches += 1
         self._active.update(dict.fromkeys(run.pending, run))
@@ -157,6 +164,7 @@ class FakeEngine(ABC):
             self._drop_unfinished(run)
 
     def _admit(self, run: FakeBatch) -> None:
+        """Fail the requests that this engine cannot take: all while it is down, and those of other kinds."""
         for request in list(run.pending.values()):
             if self._down:
                 run.fail(request.id, self._unavailable())
@@ -207,6 +215,7 @@ class FakeEngine(ABC):
         return self._error(f"bad request {request.id}: {error!r}", hint=advice(error))
 
     def _unavailable(self) -> EngineUnavailable:
+        """Return the error of an engine that has died or is stopped."""
         return EngineUnavailable(
             f"engine {self.name!r} has {self._down}." if self._down == "died" else f"engine {self.name!r} is stopped.",
             engine=self.name,
@@ -224,6 +233,7 @@ class FakeEngine(ABC):
             run.fail(request.id, self._error(f"request {request.id} failed", retryable=self.faults.retryable))
 
     def _has_fault(self, request: Request, run: FakeBatch) -> bool:
+        """Return True if something is to go wrong half-way through a request, other than hanging."""
         return (
             run.deadly
             or self.faults.hits(self.faults.raise_on, request)
@@ -248,6 +258,7 @@ class BatchedFake(FakeEngine):
         return value
 
     def _seconds(self, requests: Sequence[Request]) -> float:
+        """Return the seconds that a batch takes by the profile: the sum over its kinds of requests."""
         by_kind: dict[PrimitiveKind, int] = {}
         for request in requests:
             by_kind[request.kind] = by_kind.get(request.kind, 0) + 1
@@ -258,6 +269,7 @@ class BatchedFake(FakeEngine):
         self._next()
 
     def _next(self) -> None:
+        """Begin with waiting batches as long as there is a free slot."""
         slots = 1 if self._profile.batching is Batching.STATIC else self._profile.max_requests
         while self._queue and self._serving < slots:
             run = self._queue.popleft()
@@ -266,6 +278,8 @@ class BatchedFake(FakeEngine):
                 self._serve(run)
 
     def _serve(self, run: FakeBatch) -> None:
+        """Compute the values of a batch now, and set timers to deliver them when its time is over, and faults at half
+        of it."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         requests = list(run.pending.values())
@@ -281,6 +295,7 @@ class BatchedFake(FakeEngine):
             self._finish(run, values)
 
     def _try(self, request: Request, run: FakeBatch) -> Any:
+        """Return the value of a request. If its payload is bad, fail the request and return None."""
         try:
             return self._value(request)
         except Exception as error:
@@ -292,6 +307,7 @@ class BatchedFake(FakeEngine):
             self._inject_fault(request, run)
 
     def _finish(self, run: FakeBatch, values: Mapping[str, Any]) -> None:
+        """Deliver the values of a batch, except for requests that are to hang, and perform their side effects."""
         self._end_service(run)
         for request in list(run.pending.values()):
             if self.faults.hits(self.faults.hang_on, request):
@@ -306,6 +322,7 @@ class BatchedFake(FakeEngine):
         return Done(request.id, value)
 
     def _end_service(self, run: FakeBatch) -> None:
+        """Free the slot of a batch that has ended or that nobody waits for, and begin with the next one."""
         for timer in run.timers:
             timer.cancel()
         run.timers.clear()

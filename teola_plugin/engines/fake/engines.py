@@ -44,6 +44,7 @@ class FakeEmbedder(BatchedFake):
         self._answer = answer
 
     def _value(self, request: Request) -> tuple[float, ...]:
+        """Return the vector of a text. Raise ValueError if `answer` gives another number of dimensions."""
         payload: EmbedText = request.payload
         if self._answer is None:
             return embed_words(payload.text, payload.role, self.dimension)
@@ -78,6 +79,7 @@ class FakeReranker(BatchedFake):
         self._answer = answer
 
     def _value(self, request: Request) -> float:
+        """Return the score of a query and a text, by default the weight of their common words over their lengths."""
         payload: ScorePair = request.payload
         if self._answer is not None:
             return float(self._answer(payload.query, payload.text))
@@ -163,6 +165,7 @@ class FakeWebSearch(BatchedFake):
         self._answer = answer
 
     def _value(self, request: Request) -> tuple[Hit, ...]:
+        """Return the best `k` hits for a query. Raise TypeError for a payload other than `SearchText`."""
         payload = request.payload
         if not isinstance(payload, SearchText):
             raise TypeError(f"it searches by SearchText, not {type(payload).__name__}")
@@ -193,6 +196,7 @@ class FakeTools(BatchedFake):
         self._tools = dict(tools or {})
 
     def _value(self, request: Request) -> CallTool:
+        """Return the call itself: the function runs when the batch ends. Raise ValueError if there is no such tool."""
         payload = request.payload
         if not isinstance(payload, CallTool) or payload.tool not in self._tools:
             raise ValueError(f"{payload!r} is no call of {', '.join(self._tools)}")

@@ -86,6 +86,7 @@ class FakeLLM(FakeEngine):
         return self._decoded
 
     def _work(self, run: FakeBatch) -> None:
+        """Add the requests of a batch to the timeline as jobs. A request with a bad payload fails alone."""
         for request in list(run.pending.values()):
             try:
                 job = self._job(request, run)
@@ -99,6 +100,10 @@ class FakeLLM(FakeEngine):
         self._timeline.advance()
 
     def _job(self, request: Request, run: FakeBatch) -> Job:
+        """Return the job of a request: its prompt's length and cache keys, and the tokens that it will write.
+
+        A request with a fault writes only the first half of them. Raise `RequestTooLarge`.
+        """
         payload: Generate | Warmup = request.payload
         if isinstance(payload, Warmup):
             tokens = self._fitting(split_tokens(payload.prompt.known_prefix()), request)
@@ -114,6 +119,8 @@ class FakeLLM(FakeEngine):
         return job
 
     def _fitting(self, tokens: list[str], request: Request) -> list[str]:
+        """Return the tokens of a prompt unchanged. Raise `RequestTooLarge` if they leave no room in the model's
+        context."""
         limit = self._profile.max_request_size
         if limit is not None and len(tokens) >= limit:
             raise RequestTooLarge(
@@ -158,6 +165,7 @@ class FakeLLM(FakeEngine):
         return drafted, accepted
 
     def _generated(self, job: Job, drafted: int, accepted: int) -> Generation | Warmed:
+        """Return the value of a job that has ended, with the counts of tokens."""
         if job.warmup:
             is_cached = job.cached >= (job.prompt_tokens - 1) // BLOCK * BLOCK  # the last token is always computed
             return Warmed(job.prompt_tokens, job.prompt_tokens if is_cached and job.cached else max(0, job.cached))
@@ -172,6 +180,7 @@ class FakeLLM(FakeEngine):
             self._timeline.listen(job)
 
     def _drop(self, request_id: str, error: EngineError, run: FakeBatch) -> None:
+        """End an unfinished request with an error, and remove its job from the timeline."""
         super()._drop(request_id, error, run)
         job = self._jobs.pop(request_id, None)
         if job is not None:
@@ -184,6 +193,7 @@ class FakeLLM(FakeEngine):
         return max(1, len(payload.prompt.known_prefix()) // 4)
 
     def load(self) -> EngineLoad:
+        """Return the running requests, the use of the KV cache from 0 to 1, and the tokens that each app holds."""
         jobs, kv_tokens = list(self._jobs.values()), dict[str, int]()
         for job in jobs:
             if job.cached >= 0 and not job.warmup:
@@ -240,6 +250,7 @@ class PrefixCache:
         return min(blocks, max(0, prompt_tokens - 1) // BLOCK) * BLOCK
 
     def add(self, keys: Sequence[int]) -> None:
+        """Add blocks, or mark them as just used; remove the least recently used ones beyond the limit."""
         for key in keys:
             self._blocks[key] = None
             self._blocks.move_to_end(key)
@@ -280,6 +291,7 @@ _WORDS = re.findall(
 
 
 def _json_value(schema: dict[str, Any], seed: str) -> Any:
+    """Return a value that satisfies a JSON schema and depends on nothing but the schema and the seed."""
     if "enum" in schema:
         return schema["enum"][hashlib.blake2b(seed.encode(), digest_size=1).digest()[0] % len(schema["enum"])]
     kind = schema.get("type", "string")
@@ -330,6 +342,7 @@ class DraftedSteps:
         return self._profile.step(sum(len(one.draft) for one in (job, *other_jobs)) / rows, rows)
 
     def _begin_request(self, job: Job) -> None:
+        """Register a request with the drafter when its first step begins, with the texts that its output may repeat."""
         request, prompt = job.request, self._numbered(job.prompt)
         job.numbers = self._numbered(job.pieces)
         greedy = request.payload.sampling.greedy
@@ -337,6 +350,7 @@ class DraftedSteps:
         self._drafter.begin(request.id, (request.app, request.tenant), prompt, len(prompt), texts, greedy=greedy)
 
     def _guess(self, job: Job, rows: int) -> list[int]:
+        """Return the tokens to draft in a step of a job; [] if the request is not drafted for."""
         row, limit = self._row(job), self._profile.max_request_size
         if row is None:
             return []

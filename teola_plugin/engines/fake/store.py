@@ -57,12 +57,15 @@ class _Collection:
             self.version += 1
 
     def delete(self, ids: Sequence[str], order: int) -> int:
+        """Delete rows by id, and refuse writes of them that were accepted before. Return the number of deleted rows."""
         deleted = [i for i in dict.fromkeys(ids) if self.rows.pop(i, None) is not None]
         self.written.update(dict.fromkeys(ids, order))
         self.version += bool(deleted)
         return len(deleted)
 
     def clear(self, order: int) -> None:
+        """Delete all rows, as the collection itself is deleted. It gets another identity, so that no version comes
+        again."""
         self.cleared = order
         if self.rows:
             self.rows.clear()
@@ -92,6 +95,8 @@ class FakeStore(BatchedFake):
         return self._version(collection)
 
     def _version(self, collection: str) -> Version | None:
+        """Return a collection's version now; `absent` if nothing was ever written to it, None if a fault hides
+        versions."""
         if self.faults.no_version:
             return None
         entry = self._collections.get(collection)
@@ -128,6 +133,7 @@ class FakeStore(BatchedFake):
         return entry.rows if entry is not None else {}
 
     def _admit(self, run: FakeBatch) -> None:
+        """Copy the rows of a batch when the store takes it, so that later changes by their owner have no effect."""
         super()._admit(run)
         for request in list(run.pending.values()):
             if isinstance(request.payload, IngestRow):
@@ -140,6 +146,7 @@ class FakeStore(BatchedFake):
         return _Accepted(row.collection, _copy_chunk(row.chunk), tuple(row.vector), next(self._orders))
 
     def _value(self, request: Request) -> Any:
+        """Return a search's hits and version, or the id of the row to write. Raise ValueError for a vector of zeros."""
         payload: IngestRow | SearchVector = request.payload
         if isinstance(payload, SearchVector):
             return _Searched(self._search(payload), self._version(payload.collection))
@@ -158,6 +165,7 @@ class FakeStore(BatchedFake):
         return super()._done(request, value)
 
     def _search(self, query: SearchVector) -> tuple[Hit, ...]:
+        """Return the `k` rows nearest to a vector by cosine that meet the filter, best first."""
         needle, matches = _unit(query.vector), build_metadata_test(query.filter)
         scored = [
             (sum(map(mul, needle, vector)), chunk)

@@ -227,6 +227,7 @@ class Timeline:
             self._advancing = False
 
     def _arm(self) -> None:
+        """Set the timer of the loop for the next event, in place of the earlier one."""
         if self._timer is not None:
             self._timer.cancel()
         at = self._next_event()
@@ -238,12 +239,14 @@ class Timeline:
         return 1.0 / (1.0 + self._profile.interference) if is_shared else 1.0
 
     def _next_event(self) -> float | None:
+        """Return the time of the next event on the loop's clock; None if nothing runs."""
         left = [self._chunk.due - self._prefill_clock] if self._chunk else []
         if self._decoding:
             left.append(self._decoding[0][0] - self._decode_clock)
         return self._now + max(0.0, min(left)) / self._rate if left else None
 
     def _move_to(self, at: float) -> None:
+        """Move the timeline to a time: prefilling and decoding have gone on since, at the rate of that interval."""
         passed = (at - self._now) * self._rate
         if self._chunk is not None:
             self._prefill_clock += passed
@@ -263,12 +266,17 @@ class Timeline:
             self._end_step(heapq.heappop(self._decoding)[2])
 
     def _begin_prefill(self) -> None:
+        """Start the next prefilling in the queue if none runs and the replica has room for another request."""
         while self._chunk is None and self._waiting:
             if self._waiting[0][2].cached < 0 and self._running >= self._profile.max_requests:
                 return
             self._begin_chunk(heapq.heappop(self._waiting)[2])
 
     def _begin_chunk(self, job: Job) -> None:
+        """Begin to prefill a job's prompt after what the cache has.
+
+        Warm-ups and background work are prefilled in chunks of `warmup_chunk` tokens, so that others can come between.
+        """
         if job.cached < 0:
             self._running += 1
             job.started = self._now
@@ -284,6 +292,7 @@ class Timeline:
         self._chunk = _Chunk(job, to, due)
 
     def _end_chunk(self, chunk: _Chunk) -> None:
+        """End a prefilling step: cache its blocks, then queue the rest of the prompt, start decoding or end the job."""
         job = chunk.job
         job.prefilled = chunk.to
         self._cache.add(job.keys[: chunk.to // BLOCK])
@@ -322,6 +331,7 @@ class Timeline:
         return next((token for token in job.read_tokens if token > job.written), len(job.pieces)) - job.written
 
     def _end_step(self, job: Job) -> None:
+        """Write the tokens of a decoding step, and send them if they are read; plan the next step or end the job."""
         new = self._tokens_to_next_read(job)
         if self._steps is not None:
             new = self._steps.written(job)
@@ -336,6 +346,7 @@ class Timeline:
             self._end_job(job)
 
     def _end_job(self, job: Job) -> None:
+        """End a job now, and report it by `finished`."""
         job.has_ended = True
         job.end_s = self._now
         self._running -= 1

@@ -166,6 +166,12 @@ class BatchingServer:
         self._client = client
 
     async def _discover(self, client: httpx.AsyncClient) -> None:
+        """Ask the server for its models, and TEI's `/info`, and adopt what they say: model, versions, inputs per
+        request.
+
+        Raise `EngineUnavailable` if the server cannot be reached, refuses the key, or does not say which model it
+        serves.
+        """
         try:
             listing = await client.get(f"{self.base_url}/models")
             info_reply = await client.get(f"{root_of(self.base_url)}/info")
@@ -233,6 +239,8 @@ class BatchingServer:
                 self._drop(queued)
 
     def _refusal(self, request: Request) -> EngineError | None:
+        """Return the error for a request that cannot be sent: it is invalid, the engine is stopped, or its id is in
+        use."""
         if fault := self._fault(request):
             return EngineError(f"{self.name}: {fault}", engine=self.name, hint="see requests/payloads.py")
         if self._client is None:
@@ -260,6 +268,8 @@ class BatchingServer:
             task.cancel()
 
     def _end(self, queued: _QueuedRequest, outcome: Any) -> None:
+        """Deliver the outcome of a request, a value or an error, to its caller, with the seconds that it took. At most
+        once."""
         if queued.has_ended:
             return
         queued.has_ended = True
@@ -278,6 +288,8 @@ class BatchingServer:
             asyncio.get_running_loop().call_soon(self._fill)
 
     def _fill(self) -> None:
+        """Send waiting requests in as few HTTP requests as possible, as long as a connection is free and no pause is
+        on."""
         self._is_filling = False
         loop = asyncio.get_running_loop()
         if self._client is None or loop.time() < self._paused_until:
@@ -309,6 +321,11 @@ class BatchingServer:
         return batch
 
     async def _send(self, client: httpx.AsyncClient, batch: list[_QueuedRequest]) -> None:
+        """Send a batch as one HTTP request and deliver the outcomes.
+
+        Requests of the engine's own that the server refuses for now go back to the front of the queue, until each has
+        been sent `_MAX_ATTEMPTS` times.
+        """
         task = asyncio.current_task()
         try:
             outcomes = await self._outcomes(client, batch)

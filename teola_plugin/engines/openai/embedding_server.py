@@ -45,6 +45,7 @@ class WireEmbedding:
 
     @classmethod
     def of(cls, body: Mapping[str, Any], envelope: Envelope) -> WireEmbedding:
+        """Return the request for a body that a client wrote, with the group of requests that may be sent with it."""
         inputs = _input_list(body.get("input"))
         kind = "tokens" if inputs and not isinstance(inputs[0], str) else "texts"
         others = {name: value for name, value in body.items() if name != "input"}
@@ -122,6 +123,7 @@ class EmbeddingServer(BatchingServer):
         return self.prompts.get(role, "")
 
     def _adopt_facts(self, entry: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        """Take the width of vectors from llama.cpp's list of models, unless the user has chosen one."""
         self.dimension = self._dimensions
         meta = entry.get("meta")  # llama.cpp
         width = meta.get("n_embd") if isinstance(meta, Mapping) else None
@@ -129,6 +131,8 @@ class EmbeddingServer(BatchingServer):
             self.dimension = width
 
     def _fault(self, request: Request) -> str:
+        """Describe why a request cannot be embedded: wrong kind, no text, unknown role or invalid Unicode; empty if it
+        can."""
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, EmbedText | WireEmbedding):
             return f"it embeds EmbedText, not {type(payload).__name__} ({request.kind.name})."
@@ -147,6 +151,10 @@ class EmbeddingServer(BatchingServer):
         return payload.inputs if isinstance(payload, WireEmbedding) else 1
 
     async def _fetch(self, client: httpx.AsyncClient, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Embed the texts by one HTTP request and return a vector for each. Raise `EngineError` for an unusable reply.
+
+        The first reply sets `dimension`; later vectors of another width are refused.
+        """
         if isinstance(payloads[0], WireEmbedding):
             return await self._carry(client, payloads)
         body: dict[str, Any] = {
@@ -279,6 +287,7 @@ class RerankingServer(BatchingServer):
         self.form = self.form or ("tei" if info else "cohere")
 
     def _fault(self, request: Request) -> str:
+        """Describe why a request cannot be scored: wrong kind, no text or invalid Unicode; empty if it can."""
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, ScorePair):
             return f"it scores ScorePair, not {type(payload).__name__} ({request.kind.name})."
@@ -291,6 +300,8 @@ class RerankingServer(BatchingServer):
         return str(payload.query)
 
     async def _fetch(self, client: httpx.AsyncClient, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Score texts against one query by one HTTP request, and return a score for each. Raise `EngineError` for bad
+        replies."""
         query, texts = payloads[0].query, [payload.text for payload in payloads]
         if self.form == "tei":
             body: dict[str, Any] = {"query": query, "texts": texts}
@@ -310,6 +321,7 @@ class RerankingServer(BatchingServer):
         return scores
 
     def _results(self, response: httpx.Response) -> list[Mapping[str, Any]]:
+        """Return a reply's entries, a bare list from TEI or the field `results` from others. Raise `EngineError`."""
         try:
             reply = parse_json(text_of(response))
         except MalformedReply as error:

@@ -148,6 +148,11 @@ async def _version_and_block(client: httpx.AsyncClient, base_url: str) -> tuple[
 async def _response_shape(
     client: httpx.AsyncClient, base_url: str, body: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
+    """Return a complete response to a short trial request, if the pieces of a streamed one join to the same fields.
+
+    Return None if they do not, or if the server refuses. Then streams are not joined for clients that want whole
+    answers.
+    """
     complete = await client.post(f"{base_url}/chat/completions", json=dict(body))
     streamed = await client.post(f"{base_url}/chat/completions", json={**body, **wire.STREAMED})
     if complete.status_code != 200 or streamed.status_code != 200:
@@ -269,6 +274,8 @@ class OpenAIServer:
         self._client = client
 
     def _set_facts(self, facts: ServerFacts) -> None:
+        """Adopt what was found out about the server: model, limits, block size, and what its prefix cache and drafts
+        allow."""
         self.model, self.max_model_len, self._versions = facts.model, facts.max_model_len, dict(facts.versions)
         self._shape = facts.shape
         self._profile = replace(
@@ -312,6 +319,7 @@ class OpenAIServer:
                 yield result
 
     async def _answer(self, request: Request, inbox: Inbox) -> Generation | Warmed:
+        """Execute one request. Network errors become `EngineError`, retryable unless a client wrote the request."""
         try:
             return await self._generate_or_warm_up(request, inbox)
         except EngineError:
@@ -321,6 +329,7 @@ class OpenAIServer:
             raise failed_by_network(self.name, self.base_url, error, retryable=retryable) from error
 
     async def _generate_or_warm_up(self, request: Request, inbox: Inbox) -> Generation | Warmed:
+        """Send a generation, or a prefix for the server's cache; return its value. Raise `EngineError` for others."""
         is_wire = isinstance(getattr(request.payload, "prompt", None), wire.WirePrompt)
         if self._client is None:
             raise not_started(self.name, retryable=not is_wire)
@@ -349,6 +358,7 @@ class OpenAIServer:
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")
 
     def _ordering(self, request: Request) -> dict[str, Any]:
+        """Return the fields that are added to a request's body: priority, a cache salt by tenant, and draft texts."""
         added: dict[str, Any] = {}
         if self._priorities:
             added["priority"] = request.priority + (_BACKGROUND_PRIORITY if request.background else 0)
@@ -436,6 +446,7 @@ async def _measure(engine: OpenAIServer) -> EngineProfile:
 
 
 def _missing_usage(engine: OpenAIServer) -> EngineError:
+    """Return the error for a server that cannot be measured, since its answers do not count prompt tokens."""
     return EngineError(
         f"{engine.name}: the usage in the server's answers does not tell how many tokens a prompt has.",
         engine=engine.name,

@@ -33,6 +33,10 @@ class Envelope:
 
     @classmethod
     def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Envelope:
+        """Return the envelope for a request that a client is about to send; connection headers are left out.
+
+        Headers by which the `openai` package describes itself do not count for `identity`.
+        """
         sent_headers = tuple((name, value) for name, value in headers if name.lower() not in _CONNECTION_HEADERS)
         deciding = sorted((name.lower(), value) for name, value in sent_headers if not _describes_client(name, value))
         query = tuple(params)

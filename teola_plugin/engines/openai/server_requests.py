@@ -93,6 +93,10 @@ class Endpoint:
     async def _stream(
         self, request: Request, path: str, body: dict[str, Any], inbox: asyncio.Queue[Result], *, is_wire: bool
     ) -> Generation:
+        """Send a generation that is streamed, put each piece into `inbox`, and return the joined value.
+
+        Raise `EngineError` if the server refuses it, or if the reply is not a stream of completion chunks.
+        """
         chunks = wire.Chunks(strict=not is_wire)
         url, prompt = f"{self.base_url}/{path}", request.payload.prompt
         response = await send_body(self.client, url, body, prompt, stream=True, hints=self.hint_headers)
@@ -101,6 +105,7 @@ class Endpoint:
         raw = response.aiter_bytes()
 
         async def received() -> AsyncGenerator[bytes, None]:
+            """Yield the reply's bytes; keep its beginning, up to `_MAX_START_BYTES`, until the first chunk is read."""
             async for data in raw:
                 if not chunks.all and len(start) < _MAX_START_BYTES:
                     start.extend(data)

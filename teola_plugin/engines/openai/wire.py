@@ -39,6 +39,7 @@ class WirePrompt(Prompt):
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, exact: bool, envelope: Envelope | None = None) -> WirePrompt:
+        """Return the prompt for a request body that a client wrote; stream settings are dropped unless `exact`."""
         fields = {key: value for key, value in body.items() if exact or key not in _STREAM_FIELDS}
         messages = tuple(
             Message(str(m.get("role", "")), content_text(m.get("content"))) for m in body.get("messages", ())
@@ -196,6 +197,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _finite(digits: str) -> float:
+    """Return the number for its digits. Raise `MalformedReply` if it overflows a float."""
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise MalformedReply(f"the number {digits[:40]} is too large")
@@ -203,6 +205,7 @@ def _finite(digits: str) -> float:
 
 
 def _is_too_deep(value: Any) -> bool:
+    """Return True if a parsed value is nested more than `_MAX_DEPTH` levels deep; it does not recurse."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         containers = [one for one in level if isinstance(one, dict | list)]
@@ -460,6 +463,7 @@ def _delta_text(choice: Mapping[str, Any]) -> str:
 
 
 def _message(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the message that the deltas of a stream add up to: texts are appended, other fields replaced."""
     joined: dict[str, Any] = {"role": "assistant", "content": None}
     for delta in deltas:
         for key, value in delta.items():
@@ -469,6 +473,7 @@ def _message(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _completed(value: Any, shape: Any) -> Any:
+    """Return a response with the fields that are null in `shape` and missing here added as null, at every level."""
     if isinstance(value, Mapping) and isinstance(shape, Mapping):
         filled = {key: _completed(inner, shape.get(key)) for key, inner in value.items()}
         return filled | {key: None for key, inner in shape.items() if inner is None and key not in value}
@@ -509,6 +514,7 @@ def error_message(content: str) -> str:
 
 
 def _error_text(data: Any) -> str:
+    """Return the message of a server's error, parsed from JSON in any of the usual forms."""
     inner = data.get("error", data) if isinstance(data, Mapping) else data
     if isinstance(inner, Mapping):
         inner = inner.get("message") or inner.get("detail") or ""

@@ -76,6 +76,7 @@ class Administration(ABC):
             return await self._run_with_connection(do, collection, *args)
 
     async def _run_with_connection(self, do: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Run an administrative statement on a connection of the pool. Errors of psycopg become `EngineError`."""
         try:
             async with self._connection() as conn:
                 return await do(conn, *args)
@@ -94,6 +95,7 @@ async def _collections(conn: sql.Connection) -> list[str]:
 
 
 async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> list[Chunk]:
+    """Return the chunks of a collection with these ids, in their order; unknown ids are left out."""
     table = await sql.find(conn, collection)
     if table is None:
         return []
@@ -103,6 +105,7 @@ async def _get(conn: sql.Connection, collection: str, ids: Sequence[str]) -> lis
 
 
 async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequence[SqlCondition]) -> list[Chunk]:
+    """Return the chunks of a collection whose metadata meets the conditions, in the order of insertion."""
     table = await sql.find(conn, collection)
     if table is None:
         return []
@@ -111,6 +114,7 @@ async def _find_chunks(conn: sql.Connection, collection: str, conditions: Sequen
 
 
 async def _delete(conn: sql.Connection, collection: str, ids: Sequence[str]) -> int:
+    """Delete rows of a collection in one transaction, and count the change. Return the number of deleted rows."""
     async with _locked(conn, collection) as table:
         if table is None:
             return 0
@@ -126,6 +130,7 @@ async def _delete(conn: sql.Connection, collection: str, ids: Sequence[str]) -> 
 
 
 async def _delete_collection(conn: sql.Connection, collection: str) -> None:
+    """Drop the table of a collection in one transaction; its version goes on, so that no version comes again."""
     async with _locked(conn, collection) as table:
         if table is not None:
             await conn.execute(f"DROP TABLE teola.{table.name}")

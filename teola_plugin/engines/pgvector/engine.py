@@ -107,6 +107,10 @@ class PgVectorEngine(Administration):
             await self._open()
 
     async def _open(self) -> None:
+        """Start the embedded server if there is one, create the schema and open the pool of connections.
+
+        Callers hold the lock `_changing`. Raise `EngineUnavailable` if that fails.
+        """
         try:
             if self._server is not None:
                 await asyncio.to_thread(self._server.start)
@@ -122,6 +126,7 @@ class PgVectorEngine(Administration):
             raise
 
     async def _close(self, reason: str) -> None:
+        """Fail all requests in flight, as unavailable for this reason, and close the pool of connections."""
         self._fail(list(self._live), self._errors.unavailable(reason))
         for task in self._tasks:
             task.cancel()
@@ -202,6 +207,7 @@ class PgVectorEngine(Administration):
     async def _with_connection(
         self, do: Callable[[sql.Connection, str, dict[str, Any]], Awaitable[None]], collection: str, group: _Group
     ) -> None:
+        """Run the statement of a group on a connection of the pool, for its requests that were not cancelled."""
         async with self._connection() as conn:
             items = self._pending_items(group)
             if items:
@@ -386,6 +392,7 @@ async def _points(
 
 
 def _batch(kind: PrimitiveKind, scratch: str, vectors: object, size: int) -> list[Request]:
+    """Return `size` new requests of a kind on the scratch collection, for measuring."""
     mark = uuid.uuid4().hex  # fresh ids: rows that are there already would cost less
     requests = []
     for n in range(size):
@@ -400,6 +407,7 @@ def _batch(kind: PrimitiveKind, scratch: str, vectors: object, size: int) -> lis
 
 
 async def _timed(engine: PgVectorEngine, batch: list[Request]) -> float:
+    """Return the seconds that a batch takes. Raise the error of a request that fails."""
     start = time.perf_counter()
     async for result in engine.execute(batch):
         if isinstance(result, Failed):

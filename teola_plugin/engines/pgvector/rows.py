@@ -106,6 +106,7 @@ def _key(text: str, field_name: str) -> str:
 
 
 def _text(text: str, field_name: str) -> str:
+    """Return a text unchanged if PostgreSQL can store it. Raise TypeError or ValueError, which names the field."""
     if not isinstance(text, str):
         raise TypeError(f"{field_name} must be a str, not {type(text).__name__}")
     if "\0" in text:
@@ -118,6 +119,7 @@ def _text(text: str, field_name: str) -> str:
 
 
 def _json(value: Any, field_name: str) -> str:
+    """Return a value as JSON text that PostgreSQL can store. Raise ValueError, which names the field."""
     try:
         text = json.dumps(value if not isinstance(value, Mapping) else dict(value), allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:

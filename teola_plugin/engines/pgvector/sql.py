@@ -227,6 +227,11 @@ async def _lock_for_writing(conn: Connection, collection: str, dimension: int, i
 
 
 async def _create_table(conn: Connection, collection: str, dimension: int, index: str | None) -> Table:
+    """Create the table of a collection, its index if one is wanted, and the counting of its changes.
+
+    The caller holds the lock of the collection's row in the catalogue. Vectors of more than `MAX_INDEXED` dimensions
+    get no index.
+    """
     indexed = index is not None and dimension <= MAX_INDEXED
     [name] = await _fetch_row(
         conn,

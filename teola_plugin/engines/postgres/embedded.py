@@ -124,6 +124,11 @@ class EmbeddedPostgres:
         self._finalizer = self._watcher = None
 
     def _launch(self) -> None:
+        """Start a watcher with its server and wait until it is ready.
+
+        Raise `EngineUnavailable` if the folder is in use or cannot be reached by the server's user, or if the server
+        fails.
+        """
         home = self._home()
         user = server_user(home / "pgdata" if home is not None else None)
         if home is not None and not reachable(home, user):
@@ -143,6 +148,7 @@ class EmbeddedPostgres:
             raise EngineUnavailable(f"The embedded PostgreSQL did not start: {detail}", retryable=True, hint=EXTRA)
 
     def _home(self) -> Path | None:
+        """Create the folder for lasting data and return it; None if data are temporary. Raise `EngineUnavailable`."""
         if self.data_dir is None:
             return None
         try:

@@ -21,6 +21,7 @@ class PostgresErrors:
         return EngineError(f"{self._engine}: {reason}.", engine=self._engine)
 
     def misfit(self, request_id: str, length: int, expected: int) -> EngineError:
+        """Return the error for a vector whose dimension differs from that of its collection."""
         return EngineError(
             f"{self._engine}: request {request_id!r} has a vector of {length} numbers, "
             f"its collection takes {expected}.",

@@ -51,6 +51,10 @@ class Lifeline:
 
 
 def main() -> int:
+    """Run the server that the job in the first argument describes until the parent orders its end or is gone.
+
+    Return the exit status. Unless the order was `keep`, delete the folders of the job's `remove` at the end.
+    """
     job = json.loads(sys.argv[1])
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -90,6 +94,7 @@ def _run_server(job: dict[str, Any], line: Lifeline) -> str:
 
 
 def _serve(server: subprocess.Popen[bytes], line: Lifeline) -> str:
+    """Wait for an order of the parent and return it; report once to the parent if the server ends by itself."""
     has_reported = False
     while not (order := line.order(0.5)):
         if not has_reported and server.poll() is not None:
@@ -133,6 +138,10 @@ def _create(job: dict[str, Any]) -> None:
 
 
 def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the server's first process, in a session of its own, with output to the log file.
+
+    On Linux it quits if this process is killed.
+    """
     die_with_us = _death_signal()
     with open(job["log"], "ab") as log:
         return subprocess.Popen(
@@ -147,6 +156,10 @@ def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _await_ready(server: subprocess.Popen[bytes], job: dict[str, Any], line: Lifeline) -> None:
+    """Wait until the server accepts connections, and report that to the parent.
+
+    Raise `StartRefused` if the server ends, is not ready within `_START_SECONDS`, or an order comes first.
+    """
     deadline = time.monotonic() + _START_SECONDS
     while not _ready(job["pgdata"], server.pid):
         if server.poll() is not None:
@@ -180,6 +193,7 @@ def _ready(pgdata: str, pid: int) -> bool:
 
 
 def _pid_file(pgdata: str) -> list[str]:
+    """Return the lines of the server's pid file, which says its process and state; [] if there is none."""
     try:
         with open(os.path.join(pgdata, "postmaster.pid")) as file:
             return [line.strip() for line in file]
@@ -221,6 +235,7 @@ def _kill_strays(pgdata: str) -> None:
 
 
 def _stop(server: subprocess.Popen[bytes], number: int) -> None:
+    """End the server by a signal, then by stronger ones if it does not end within 20 s and another 6 s."""
     for signal_number, seconds in ((number, 20.0), (signal.SIGQUIT, 6.0), (signal.SIGKILL, 5.0)):
         if server.poll() is None:
             _signal(server.pid, signal_number)
@@ -232,6 +247,7 @@ def _stop(server: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _remove(paths: list[str]) -> None:
+    """Delete folders, trying again for up to a second while ending processes still write into them."""
     for path in paths:
         for _ in range(50):
             shutil.rmtree(path, ignore_errors=True)
@@ -241,6 +257,7 @@ def _remove(paths: list[str]) -> None:
 
 
 def _signal(pid: int, number: int) -> None:
+    """Send a signal to a process; do nothing if it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -248,6 +265,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _lives(pid: int) -> bool:
+    """Return True if a process with this id is running; an ended one that nobody has waited for does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -267,6 +285,7 @@ def _tail(path: str) -> str:
 
 
 def _report(state: str, detail: str) -> None:
+    """Write a state to the parent as a line of JSON; do nothing if the parent is gone."""
     try:
         os.write(1, json.dumps({"state": state, "detail": detail}).encode() + b"\n")
     except OSError:  # the parent is gone

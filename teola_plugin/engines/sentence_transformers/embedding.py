@@ -40,6 +40,11 @@ class _Embedder:
     replicas: Replicas | None = None
 
     def compute(self, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        """Return the vectors of texts in their order. Where roles have different prompts, each role is a pass of its
+        own.
+
+        It runs in the engine's torch thread.
+        """
         if not self.roles_differ:
             return self._encode("query", payloads)
         vectors: dict[int, np.ndarray] = {}
@@ -49,6 +54,7 @@ class _Embedder:
         return [vectors[at] for at in range(len(payloads))]
 
     def _encode(self, role: Role, payloads: Sequence[EmbedText]) -> Sequence[np.ndarray]:
+        """Return the vectors of texts of one role; large batches are divided among the replicas of the model."""
         texts = [payload.text for payload in payloads]
         if self.replicas is None or len(texts) < 2 * self.batch_size:
             return self._encode_texts(role, self.batch_size, self.model, texts) if texts else []
@@ -57,6 +63,7 @@ class _Embedder:
     def _encode_texts(
         self, role: Role, batch_size: int, model: SentenceTransformer, texts: list[str]
     ) -> Sequence[np.ndarray]:
+        """Embed texts of one role by one model. Return float32 vectors that do not share memory."""
         encode = model.encode_query if role == "query" else model.encode_document
         options: dict[str, Any] = {"prompt": self.prompts[role]} if role in self.prompts else {}
         options |= {"batch_size": batch_size, "normalize_embeddings": self.normalize}
@@ -121,6 +128,7 @@ class EmbeddingEngine(StaticBatchingEngine):
         return next((prompts[name] or "" for name in _PROMPT_NAMES[role] if name in prompts), "")
 
     def _load(self) -> _Embedder:
+        """Return the embedder with the engine's own model, or a copy of the user's that shares its weights."""
         model = (
             self._load_model() if self.loaded_model is None else twin(self.loaded_model)
         )  # its tokenizer belongs to the user
@@ -131,6 +139,7 @@ class EmbeddingEngine(StaticBatchingEngine):
         return _Embedder(model, self.normalize, batch_size, differ, prompts, self._replicas(model))
 
     def _load_model(self) -> SentenceTransformer:
+        """Load the model from its folder or the hub onto the engine's device; takes seconds, in the torch thread."""
         with no_loading_bars():
             from sentence_transformers import SentenceTransformer
 
@@ -138,12 +147,14 @@ class EmbeddingEngine(StaticBatchingEngine):
             return SentenceTransformer(self.model_name, device=self.device, **options, **self.options)
 
     def _replicas(self, model: SentenceTransformer) -> Replicas | None:
+        """Return threads for large batches where the engine computes on several cores of a CPU; None otherwise."""
         import torch
 
         threads = torch.get_num_threads()
         return Replicas(model, threads) if self.device == "cpu" and threads > 1 else None
 
     def _fault(self, payload: EmbedText) -> str:
+        """Describe why a text cannot be embedded: no text, unknown role or invalid Unicode; empty if it can."""
         if not isinstance(payload.text, str):
             return f"a text to embed must be a str, not {type(payload.text).__name__}."
         if payload.role not in ROLES:

@@ -27,6 +27,7 @@ class _Scorer:
     batch_size: int
 
     def compute(self, payloads: Sequence[ScorePair]) -> Sequence[float]:
+        """Return the scores of pairs, in order. Raise ValueError for a model with more than one label."""
         pairs = [(payload.query, payload.text) for payload in payloads]
         scores = self.model.predict(pairs, batch_size=self.batch_size, show_progress_bar=False)
         if scores.ndim != 1:
@@ -76,6 +77,7 @@ class RerankingEngine(StaticBatchingEngine):
         self.max_length, self._batch_size, self.options = max_length, batch_size, dict(options or {})
 
     def _load(self) -> _Scorer:
+        """Return the scorer with the engine's own model, or a copy of the user's that shares its weights."""
         if self.loaded_model is not None:
             return _Scorer(twin(self.loaded_model), self._batch_size)  # its tokenizer belongs to the user
         folder = str(tiny_reranker.make()) if self.model_name == TINY else self.model_name
@@ -86,6 +88,7 @@ class RerankingEngine(StaticBatchingEngine):
         return _Scorer(model, self._batch_size)
 
     def _fault(self, payload: ScorePair) -> str:
+        """Describe why a pair cannot be scored: no text or invalid Unicode; empty if it can."""
         for side in (payload.query, payload.text):
             if not isinstance(side, str):
                 return f"both sides of a pair must be a str, not {type(side).__name__}."

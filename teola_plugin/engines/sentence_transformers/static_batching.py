@@ -144,6 +144,7 @@ class StaticBatchingEngine:
             self._worker = worker
 
     async def _load_in(self, worker: TorchWorker) -> TorchModel:
+        """Load the model in the torch thread. Raise `EngineUnavailable` if that fails."""
         try:
             return await worker.run(self._load)
         except Exception as error:
@@ -186,6 +187,7 @@ class StaticBatchingEngine:
                 work.cancel()
 
     def _admit(self, request: Request, inbox: asyncio.Queue[Result]) -> bool:
+        """Return True if a request may be computed, and register it; otherwise put its failure into `inbox`."""
         fault = self._refusal(request)
         if fault is not None:
             inbox.put_nowait(Failed(request.id, fault))
@@ -194,6 +196,8 @@ class StaticBatchingEngine:
         return True
 
     def _refusal(self, request: Request) -> EngineError | None:
+        """Return the error for a request that cannot be computed: it is invalid, the engine is stopped, or its id is in
+        use."""
         if request.kind not in self.kinds or not isinstance(request.payload, self.takes):
             kinds = ", ".join(sorted(kind.value for kind in self.kinds))
             got = f"{request.kind.value} of {type(request.payload).__name__}"
@@ -207,6 +211,7 @@ class StaticBatchingEngine:
         return None
 
     async def _compute(self, requests: Sequence[Request]) -> None:
+        """Compute a batch in the torch thread, and deliver a result for each of its requests whatever happens."""
         try:
             if self._worker is None:
                 raise self._unavailable("it is not running.")
@@ -231,6 +236,7 @@ class StaticBatchingEngine:
         return outcomes
 
     def _result(self, request: Request, outcome: Outcome) -> Result:
+        """Return the end of a request for the value or exception that the model gave."""
         if isinstance(outcome, EngineError):
             return Failed(request.id, outcome)
         if isinstance(outcome, Exception):

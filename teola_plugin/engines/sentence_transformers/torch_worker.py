@@ -30,6 +30,7 @@ class TorchWorker:
         self._thread = _DaemonThread(f"teola-{name}", self._prepare)
 
     def _prepare(self) -> None:
+        """Pin the thread to its cores, and let torch use as many threads. Runs in the thread before its first work."""
         if not self._cores:
             return
         if hasattr(os, "sched_setaffinity"):
@@ -63,6 +64,7 @@ class _DaemonThread(Executor):
         self._thread.start()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue a call for the thread and return its future. Raise RuntimeError after `shutdown`."""
         if self._closed:
             raise RuntimeError("the thread has been closed")
         future: Future[T] = Future()
@@ -70,6 +72,7 @@ class _DaemonThread(Executor):
         return future
 
     def _main(self) -> None:
+        """Run the queued calls one after the other until `shutdown`. This is the thread's own function."""
         prepared = False
         while (job := self._todo.get()) is not None:
             future, work = job
@@ -87,6 +90,7 @@ class _DaemonThread(Executor):
             del job, future, work  # nothing is kept alive while it waits
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the thread after its queued calls, or after the current one if `cancel_futures`."""
         self._closed = True
         while cancel_futures and not self._todo.empty():
             job = self._todo.get()

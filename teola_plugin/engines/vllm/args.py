@@ -40,6 +40,7 @@ def check_installed(engine: str) -> str:
 
 
 def _check_version(version: str, engine: str) -> None:
+    """Raise `EngineUnavailable` if this version of vLLM is not supported."""
     if not is_supported(version):
         version_range = f">={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
         raise EngineUnavailable(

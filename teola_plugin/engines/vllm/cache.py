@@ -94,6 +94,7 @@ class CachedPrefixes:
             self._add_stored(last)
 
     def removed(self, hashes: Sequence[Hashable]) -> None:
+        """Record that vLLM removed blocks from its cache, by their hashes. Unknown ones are ignored."""
         for name in hashes:
             cached = self._cached.pop(name, None)
             if cached is None:
@@ -128,6 +129,7 @@ class CachedPrefixes:
             self._references[block] = self._references.get(block, 0) + 1
 
     def _release(self, text: TextBlocks) -> None:
+        """Drop a reference to each text block of a removed block of tokens; add an event if some are cached no more."""
         keeps = text.end
         for position in range(text.end - 1, text.first - 1, -1):
             block = text.blocks[position]
@@ -149,6 +151,7 @@ class CachedPrefixes:
             self._events.append(PrefixStored(text.blocks[: text.end]))
 
     def _add_removed(self, news: PrefixRemoved) -> None:
+        """Add an event of removed text blocks, merged with the last one if both concern the same prompt."""
         last = self._events[-1] if self._events else None
         if isinstance(last, PrefixRemoved) and _begins(last.blocks, news.blocks):
             self._events.pop()

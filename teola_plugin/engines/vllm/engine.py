@@ -84,6 +84,7 @@ class InFlight:
         return self._by_request.get(request_id, 0)
 
     def remove(self, number: int) -> InFlightRequest | None:
+        """Forget a request by its number. Return it with its queue; None if it is not in flight."""
         call = self._calls.pop(number, None)
         if call is not None and self._by_request.get(call.request.id) == number:
             del self._by_request[call.request.id]
@@ -95,6 +96,11 @@ class InFlight:
         return answer
 
     def receive(self, item: Delta | RequestAnswer | Refusal) -> None:
+        """Pass an answer from the host on to the request or question that waits for it.
+
+        A piece of text goes to the request's queue; a value or a refusal ends the request. Answers to cancelled
+        requests are dropped.
+        """
         question = self._questions.pop(item.id, None)
         if question is not None:
             if not question.done() and isinstance(item, RequestAnswer):
@@ -219,6 +225,11 @@ class VllmEngine:
             self._send_draft_lengths()
 
     async def _greet(self, host: HostProcess) -> Link:
+        """Connect to a new host process, send it the settings of vLLM, and wait until vLLM is up.
+
+        Return the connection and adopt the limits that vLLM reports. Raise `ConfigError` or `EngineUnavailable` if vLLM
+        does not start.
+        """
         link = await Link.connect(host.socket)
         args = llm_args.with_granted_share(self._setup.engine_args, self._grant)
         link.send(replace(self._setup, engine_args=args, tell_cache=bool(self.tell_cache)))
@@ -251,6 +262,7 @@ class VllmEngine:
         await self.start()
 
     async def _shut_down(self) -> None:
+        """End the connection to the host, and the host process with vLLM. Callers hold the lock `_starting`."""
         listener, self._listener = self._listener, None
         link, self._link = self._link, None
         host, self._host = self._host, None
@@ -286,6 +298,7 @@ class VllmEngine:
                 self._abort(number)
 
     def _submit(self, request: Request, inbox: asyncio.Queue[Result]) -> int:
+        """Send a request to vLLM and return its number; one that cannot be sent fails through `inbox`."""
         number = self._in_flight.number()
         try:
             self._send(number, request, inbox)
@@ -295,6 +308,7 @@ class VllmEngine:
         return number
 
     def _send(self, number: int, request: Request, inbox: asyncio.Queue[Result]) -> None:
+        """Send a request to the host under this number. Requests of other kinds, or while vLLM is down, fail."""
         if not isinstance(request.payload, Generate | Warmup):
             inbox.put_nowait(Failed(request.id, self._errors.not_taken(request.payload)))
         elif self._link is None:
@@ -325,6 +339,10 @@ class VllmEngine:
     # What comes back
 
     async def _listen(self, link: Link) -> None:
+        """Receive what the host sends, until its process dies: pieces, ends, load and cache events.
+
+        This is a task of the pool's loop. When the host dies, all requests in flight fail as unavailable.
+        """
         try:
             while True:
                 update: Update = await link.receive()
@@ -422,6 +440,10 @@ class VllmEngine:
         return await self._ask(CallProposer(self._in_flight.number(), method, argument), timeout=60.0)
 
     async def _ask(self, frame: Ping | Reset | CallProposer, timeout: float) -> Any:
+        """Send a question to the host and return the answer.
+
+        Raise `EngineUnavailable` if vLLM is down, or TimeoutError after `timeout` seconds.
+        """
         if self._link is None:
             raise self._is_down()
         answer = self._in_flight.ask(frame.id)
@@ -452,6 +474,7 @@ class VllmErrors:
         self._engine, self._log = engine, log
 
     def refusal(self, item: Refusal) -> EngineError:
+        """Return the error for a request that vLLM refused: `RequestTooLarge` if its prompt is too long."""
         if item.tokens:
             hint = "shorten the prompt, or raise max_model_len in engine_args if the model allows it"
             return RequestTooLarge(f"{self._engine}: {item.reason}", engine=self._engine, hint=hint)
@@ -459,6 +482,8 @@ class VllmErrors:
         return EngineError(f"{self._engine}: {item.reason}", engine=self._engine, hint=hint)
 
     def unsendable(self, error: Exception) -> EngineError:
+        """Return the error for a request that could not be sent to the host process, such as one that cannot be
+        pickled."""
         return EngineError(
             f"{self._engine}: the request cannot be sent: {type(error).__name__}: {error}",
             engine=self._engine,
@@ -473,6 +498,7 @@ class VllmErrors:
         return EngineError(f"{request_id} was cancelled.", engine=self._engine)
 
     def still_busy(self) -> EngineError:
+        """Return the error for a prefix cache that was not emptied, because requests kept running."""
         return EngineError(
             f"{self._engine} could not empty its prefix cache: requests are running.",
             engine=self._engine,

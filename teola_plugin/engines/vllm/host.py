@@ -102,6 +102,8 @@ class CacheEvents:
             self.prefixes.cleared()
 
     def _apply(self, number: int, events: Iterable[kv_events.KvEvent]) -> None:
+        """Update the known prefixes by the cache events of one message; forget all prefixes if messages before it were
+        lost."""
         if number != self._number:  # some were lost
             self.prefixes.cleared()
         self._number = number + 1
@@ -151,6 +153,7 @@ class Host:
             watch.cancel()
 
     def _receive(self, frame: object) -> None:
+        """Handle one frame of the engine: start or abort a request, stream its pieces, or answer a question."""
         match frame:
             case Submit():
                 self._start_task(frame.id, self._run_submit(frame))
@@ -174,6 +177,7 @@ class Host:
         task.add_done_callback(lambda _: self._tasks.pop(wire))
 
     async def _run_task(self, wire: int, work: Any) -> None:
+        """Send the answer of a request, or the reason of its failure. End the host if vLLM itself has failed."""
         try:
             self._send(await work)
         except PromptTooLong as large:
@@ -191,6 +195,8 @@ class Host:
         self._outbox.append(item)
 
     def _flush(self, kv_tokens: dict[str, int] | None = None) -> None:
+        """Send all results of this turn of the loop in one frame, with the use of the KV cache and events of the prefix
+        cache."""
         items, self._outbox = tuple(self._outbox), []
         self._kv_sent = self._gauge.kv_used
         self._link.send(
@@ -287,6 +293,7 @@ def _arguments(setup: Setup, platform: shim.Platform, lacking: dict[str, Sequenc
 
 
 def _start_engine(setup: Setup, args: Mapping[str, Any], platform: shim.Platform, gauge: Gauge) -> AsyncLLMEngine:
+    """Start vLLM, on the CPU build with all threads on the chosen cores; `gauge` follows the use of its KV cache."""
     loggers = stats.kv_use_loggers(gauge.set)
     with llm_args.pin_cores(setup.engine_args) if platform.cpu else nullcontext(False) as in_one:
         config = shim.engine_config(args)
@@ -303,6 +310,10 @@ def _keep_from_children(fd: int) -> None:
 
 
 async def _main(fd: int) -> None:
+    """Receive the settings over the socket `fd`, start vLLM, and serve until the engine is gone.
+
+    If vLLM does not start, send the reason to the engine and return.
+    """
     _keep_from_children(fd)
     link = await Link.connect(socket.socket(fileno=fd))
     setup = await link.receive()
@@ -346,6 +357,7 @@ def _end_with_parent(parent: int, folder: Path) -> None:
 
 
 def main() -> None:
+    """Run the host process, which the module's docstring describes, and kill its process group at the end."""
     fd, folder, parent = int(sys.argv[1]), Path(sys.argv[2]), int(os.environ.pop(PARENT))
     threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True).start()
     asyncio.run(_main(fd))

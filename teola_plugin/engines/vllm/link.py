@@ -238,6 +238,7 @@ class Link:
         self._writer.write(_LENGTH.pack(len(body)) + body)
 
     async def receive(self) -> Any:
+        """Return the next frame. Raise EOFError when the other end is gone."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return pickle.loads(await self._reader.readexactly(length))
@@ -248,6 +249,7 @@ class Link:
         await self._writer.drain()
 
     async def close(self) -> None:
+        """Close this end; frames that are queued are sent first. Ignore an end that is gone."""
         self._writer.close()
         try:
             await self._writer.wait_closed()

@@ -176,6 +176,7 @@ async def _step(engine: DraftingEngine, batch: int, drafted: int) -> float | Non
 
 
 async def _decode(engine: Engine, tokens: int) -> None:
+    """Run one request that writes exactly `tokens` tokens after a new text. Raise the error of one that fails."""
     number = next(_numbers)
     words = " ".join(random.Random(number).choices(_WORDS, k=24))
     payload = Generate(Prompt(text=f"{number} {words}"), Sampling(max_tokens=tokens, ignore_eos=True))

@@ -127,6 +127,7 @@ def group_members(group: int, *, trackers: bool = False) -> list[int]:
 
 
 def _kill(pid: int) -> None:
+    """Send SIGKILL to a process; do nothing if it has ended."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -111,6 +111,7 @@ class PromptTokens:
             raise
 
     def _encode_part(self, prompt: Prompt, text: str, part: str, special: bool, stable: bool) -> EncodedPrompt:
+        """Encode a part of a text; with `stable`, leave out its last tokens, which more text could change."""
         if self._fast is None:
             ids = list(self._tokenizer.encode(part, add_special_tokens=special))
             return EncodedPrompt(prompt, text, ids[:-_MAX_UNSTABLE] if stable else ids)
@@ -177,6 +178,7 @@ def _spans(prompt: Prompt, rendered: str) -> list[TextSpan] | None:
 
 
 def _flat(spans: Sequence[TextSpan], rendered: int) -> int:
+    """Return the number of characters of the flat text that come before a position in the rendered text."""
     before = [span for span in spans if span.rendered <= rendered]
     if not before:
         return 0
@@ -266,6 +268,10 @@ class RequestRunner:
             del self._outputs[submit.id]
 
     async def _stream_output(self, submit: Submit, payload: Generate, request_output: Output) -> RequestAnswer:
+        """Run a generation in vLLM, sending its pieces on, and return the answer with its value and figures.
+
+        Raise `PromptTooLong`, and ValueError if vLLM ends the request for another reason than `stop` or `length`.
+        """
         ids = self._check_length(await self._tokens.encode_whole(payload.prompt), submit)
         params = sampling_params(payload.sampling)
         if self._drafts and payload.sampling.greedy:
@@ -333,6 +339,7 @@ class RequestRunner:
             pass
 
     def _stream(self, ids: list[int], params: SamplingParams, submit: Submit, name: str) -> AsyncIterator[Any]:
+        """Submit token ids to vLLM with the request's priority and hints, and return the stream of its outputs."""
         prompt = token_prompt(ids, submit.tenant)
         if submit.hints is not None:
             params.extra_args = {**(params.extra_args or {}), KEY: submit.hints}
@@ -340,6 +347,8 @@ class RequestRunner:
         return self._llm.generate(prompt, params, name, priority=priority)  # type: ignore[no-any-return]
 
     def _check_length(self, encoded: EncodedPrompt, submit: Submit) -> list[int]:
+        """Return a prompt's token ids, and announce its blocks to the record of the prefix cache. Raise
+        `PromptTooLong`."""
         ids = encoded.ids
         if len(ids) >= self._limit:
             raise PromptTooLong(len(ids), self._limit)

@@ -42,6 +42,7 @@ def check_names(scheduler: str, engine: str) -> None:
 
 
 def _unfit(engine: str, scheduler: str, reason: str) -> ConfigError:
+    """Return the error for a scheduler class that does not fit the installed vLLM, with the reason."""
     return ConfigError(
         f'engine {engine!r}: scheduler="{scheduler}" replaces a part of vLLM that changes between versions. {reason}',
         hint="leave `scheduler` out (vLLM then follows the same order by its priorities), or install a tested vLLM",

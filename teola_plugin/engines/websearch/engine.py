@@ -121,6 +121,8 @@ class WebSearchEngine:
         return await self._search(self._check_payload(request))
 
     def _check_payload(self, request: Request) -> SearchText:
+        """Return the search of a request. Raise `EngineError` for an empty query, or more results than the service
+        gives."""
         payload = request.payload
         if request.kind not in self.kinds or not isinstance(payload, SearchText):
             got = f"{request.kind.value} of {type(payload).__name__}"
@@ -174,6 +176,7 @@ class WebSearchEngine:
             raise EngineError(f"{self.name}: {self.base_url} {failure}.", engine=self.name, hint=hint) from None
 
     def _read(self, answer: httpx.Response, k: int) -> tuple[Hit, ...]:
+        """Return the hits in a reply of the service. Raise `EngineError` for a reply of another form."""
         try:
             return self.service.hits(answer.json(), k)
         except (ValueError, RecursionError) as error:  # no JSON, too deep, or of another form
@@ -207,6 +210,7 @@ class WebSearchEngine:
 
 
 def _find_service(service: str | SearchService) -> SearchService:
+    """Return the service of a name, or the user's own. Raise `RegistrationError` for an unknown name."""
     if isinstance(service, SearchService):
         return service
     if service not in SERVICES:
@@ -263,6 +267,7 @@ def wait_of(headers: Mapping[str, str], attempt: int) -> float:
 
 
 def _seconds(header: str) -> float | None:
+    """Return the seconds to wait by a header, which has a number or a date; None if it has neither."""
     try:
         seconds = float(header)
         return seconds if math.isfinite(seconds) else None
@@ -298,6 +303,7 @@ _HINTS = {
 
 
 def _message(content: str) -> str:
+    """Return the message in a service's error, which is JSON in one of several forms, or plain text."""
     try:
         value: Any = json.loads(content)
     except (ValueError, RecursionError):

@@ -63,6 +63,7 @@ class SearchService:
             raise ValueError(f"the answer is not what {self.name} says: {error!r}") from error
 
     def _hit(self, result: ServiceResult, rank: int) -> Hit:
+        """Return one result of the service as a hit; without a score of its own, it gets 1 over its rank from 1."""
         metadata = {"source": result["url"], "title": self._plain(result.get("title"))}
         if when := result.get(self.published):
             metadata["published"] = str(when)

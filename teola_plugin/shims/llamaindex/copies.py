@@ -177,6 +177,7 @@ def with_compiled_template(template: BasePromptTemplate) -> BasePromptTemplate:
 
 @lru_cache(maxsize=1)
 def _caching_template_class() -> type[RichPromptTemplate] | None:
+    """Return a `RichPromptTemplate` class that compiles each text once; None for other versions, which is logged."""
     originals = {name: inspect.getattr_static(RichPromptTemplate, name, None) for name in _FORMAT_METHODS}
     if not all(isinstance(method, FunctionType) and "Prompt" in method.__globals__ for method in originals.values()):
         report_missing("llama-index-core", "RichPromptTemplate(Prompt)", "a template is compiled for each call")

@@ -223,12 +223,16 @@ class QueryHooks:
         async def __teola_aquery__(self, query: QueryBundle, original: Callable[[Any], Awaitable[Any]]) -> Any: ...
 
     def _query(self, query_bundle: QueryBundle) -> Any:
+        """Hand the query to `__teola_query__`, with a function that runs the original's method on this engine or
+        another."""
         original = super()._query  # type: ignore[misc]
         return self.__teola_query__(
             query_bundle, lambda node: (original if node is self else node._query)(query_bundle)
         )
 
     async def _aquery(self, query_bundle: QueryBundle) -> Any:
+        """Hand the query to `__teola_aquery__`, with a function that runs the original's method on this engine or
+        another."""
         original = super()._aquery  # type: ignore[misc]
         return await self.__teola_aquery__(
             query_bundle, lambda node: (original if node is self else node._aquery)(query_bundle)
@@ -319,6 +323,7 @@ class IndexHooks:
     def _add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
+        """Hand the nodes to `__teola_add__`, with a function by which the original embeds and stores some of them."""
         original = super()._add_nodes_to_index  # type: ignore[misc]
 
         def add(index: Any, some: Nodes) -> None:
@@ -330,6 +335,7 @@ class IndexHooks:
     async def _async_add_nodes_to_index(
         self, index_struct: IndexDict, nodes: Nodes, show_progress: bool = False, **insert_kwargs: Any
     ) -> None:
+        """Hand the nodes to `__teola_aadd__`, with a function by which the original embeds and stores some of them."""
         original = super()._async_add_nodes_to_index  # type: ignore[misc]
 
         async def add(index: Any, some: Nodes) -> None:

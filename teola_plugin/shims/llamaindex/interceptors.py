@@ -180,6 +180,10 @@ def require_framework_methods(kind: type) -> None:
 
 
 def _methods_of_llm(kind: type) -> tuple[str, ...]:
+    """Return the methods by which an LLM class calls its provider, without those that call other public methods.
+
+    Raise `Unreadable` if there are none, or if the class prepares prompts by code of its own.
+    """
     require_framework_methods(kind)
     if is_openai(kind):
         return (*_OPENAI_BODIES, *_OPENAI_STREAMS)
@@ -261,6 +265,7 @@ class LlamaIndexInvocation:
         return self._achunks(chunk_of) if self.is_async else self._chunks(chunk_of)
 
     def _chunks(self, chunk_of: Callable[[Any], Any]) -> Generator[Any, None, None]:
+        """Call the body and yield its chunks after `STREAM_OPENED`; yield the value alone if it is no generator."""
         chunks = self._body(self.target, *self._args, **self._kwargs)
         if not isinstance(chunks, Generator):  # the framework takes it for a whole answer
             yield chunks
@@ -271,6 +276,7 @@ class LlamaIndexInvocation:
                 yield chunk_of(chunk)
 
     async def _achunks(self, chunk_of: Callable[[Any], Any]) -> AsyncGenerator[Any, None]:
+        """Call the async body and yield its chunks after `STREAM_OPENED`; only the value if it is no generator."""
         chunks = await self._body(self.target, *self._args, **self._kwargs)
         if not isinstance(chunks, AsyncGenerator):
             yield chunks
@@ -352,6 +358,8 @@ def intercept_models() -> None:
 
 
 def _keep_original(wrap: Wrap) -> Wrap:
+    """Return a wrap whose wrappers also remember the function that they stand for, which `body_of` returns."""
+
     def wrap_and_remember(original: Any) -> Any:
         wrapper = wrap(original)
         setattr(wrapper, _ORIGINAL, original)
@@ -365,8 +373,13 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
     streams = name in _STREAMS
 
     def wrap(original: Any) -> Any:
+        """Return the wrapper of a provider method: sync or async, by its name. Async generator functions are only
+        passed on."""
+
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
+            one."""
             body = routed_body(self, name, original)
             scope = _scope(self) if is_claimable and live_scopes else None
             if scope is None:
@@ -376,6 +389,8 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
 
         @functools.wraps(original)
         async def awrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
+            one."""
             body = routed_body(self, name, original)
             scope = _scope(self) if is_claimable and live_scopes else None
             if scope is None:

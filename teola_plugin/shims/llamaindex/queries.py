@@ -135,6 +135,7 @@ def _call_one_tool(llm: Any) -> Callable[..., AgentChatResponse]:
     quiet = with_silent_methods(llm, "_prepare_chat_with_tools")
 
     def predict_and_call(tools: Sequence[FunctionTool], **kwargs: Any) -> AgentChatResponse:
+        """Have the LLM call the only tool, and return its output. Raise ValueError for another number of calls."""
         response = without_spans(quiet, "chat_with_tools")(tools, **kwargs)
         [call] = llm.get_tool_calls_from_response(response, error_on_no_tool_call=True)
         [tool] = tools

@@ -64,6 +64,7 @@ class Attribute:
     """The value in versions that do not have the attribute yet."""
 
     def read(self, obj: object) -> Any:
+        """Return the value of the attribute. Raise `Unreadable` if it is missing or of another type."""
         value = getattr(obj, self.name, self.default)
         if value is _MISSING:
             raise missing_attribute(obj, self.name)
@@ -80,6 +81,7 @@ class Derived:
     function: Callable[[Any], Any]
 
     def read(self, obj: object) -> Any:
+        """Return the computed value. Raise `Unreadable` if an attribute that it needs is missing."""
         try:
             return self.function(obj)
         except AttributeError as error:

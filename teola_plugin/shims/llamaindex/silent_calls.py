@@ -81,6 +81,7 @@ def _refusing_events(body: Body, *, is_async: bool) -> Body:
     """Return a body that raises `CallsPublicMethod` where code that it calls would notify a handler."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        """Run the body in a context that refuses events."""
         token = _silence.set(Silence.REFUSED)
         try:
             return body(*args, **kwargs)
@@ -88,6 +89,7 @@ def _refusing_events(body: Body, *, is_async: bool) -> Body:
             _silence.reset(token)
 
     async def arun(*args: Any, **kwargs: Any) -> Any:
+        """Run the async body in a context that refuses events."""
         token = _silence.set(Silence.REFUSED)
         try:
             return await body(*args, **kwargs)
@@ -99,6 +101,8 @@ def _refusing_events(body: Body, *, is_async: bool) -> Body:
 
 @lru_cache(maxsize=256)
 def _without_public_methods(cls: type) -> Any:
+    """Return a subclass of an LLM whose public methods raise `CallsPublicMethod` when a body calls them."""
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise CallsPublicMethod
 
@@ -118,6 +122,7 @@ def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments
     capturing = sharing(_capturing_class(kind), llm)
 
     def calling(name: str) -> Body:
+        """Return a capturing method, the async one of that name if the original runs async methods."""
         if is_async:
             return lambda *args, **kwargs: run_without_waiting(getattr(capturing, f"a{name}")(*args, **kwargs))
         method: Body = getattr(capturing, name)
@@ -179,6 +184,7 @@ def _capturing_class(cls: type) -> type:
 
 
 def _without_events(cls: type, bases: tuple[type, ...] = ()) -> Any:
+    """Return a subclass of an LLM whose public methods are the bodies alone, without events and spans."""
     subclass = type(cls)(cls.__name__, (cls, *bases), {"__module__": cls.__module__})
     setattr(subclass, CALLS_NOBODY, True)
     for name in PUBLIC_METHODS:  # set afterwards: methods that a class is made with get spans
@@ -187,6 +193,8 @@ def _without_events(cls: type, bases: tuple[type, ...] = ()) -> Any:
 
 
 def _capturing_method(name: str, is_async: bool) -> Any:
+    """Return a provider method that raises `_ProviderCallCaptured` with its arguments and calls no provider."""
+
     def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise _ProviderCallCaptured(ProviderArguments(name, args, kwargs))
 
@@ -263,6 +271,7 @@ def _silenceable(method: Any) -> Any:
 
 
 def _is_silent() -> bool:
+    """Return True in a context where no handler may hear. Raise `CallsPublicMethod` in one that refuses events."""
     silence = _silence.get()
     if silence is Silence.REFUSED:
         raise CallsPublicMethod
@@ -270,6 +279,7 @@ def _is_silent() -> bool:
 
 
 def _unknown_listeners() -> RegistrationError:
+    """Return the error for a version of LlamaIndex whose handlers cannot be silenced."""
     from importlib.metadata import version
 
     return RegistrationError(

@@ -165,6 +165,8 @@ def intercept_steps(around: AroundStep) -> None:
         return
 
     def wrap(original: Any) -> Any:
+        """Wrap the function by which the workflow runtime binds a step to its event, to bind what `around` returns."""
+
         @functools.wraps(original)
         async def bind(func: Any, step_config: Any, event: Any, context: Any, workflow: Any, **kwargs: Any) -> Any:
             step = await original(func, step_config, event, context, workflow, **kwargs)
@@ -314,6 +316,10 @@ def sent_events() -> list[tuple[Any, str]] | None:
 
 
 def _step_context() -> Any:
+    """Return the context of the running step, which holds its collected and sent events; None without one.
+
+    Touches `StepWorkerStateContextVar` of `workflows.runtime.types.results`. Without it: None, which is logged.
+    """
     try:
         variable = importlib.import_module("workflows.runtime.types.results").StepWorkerStateContextVar
         return variable.get(None)

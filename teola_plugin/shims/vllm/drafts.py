@@ -247,6 +247,8 @@ class PlainSteps:
         runner.execute_model, runner.sample_tokens = self.execute, self.sample
 
     def execute(self, scheduler_output: Any, *more: Any, **named: Any) -> Any:
+        """Run a step of the model, as without speculation if the scheduler sends no drafted token. Replaces
+        `execute_model`."""
         self._asks = not self._left or not self._goes_on(scheduler_output.num_scheduled_tokens.keys())
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._runner.speculative_config = None
@@ -256,6 +258,7 @@ class PlainSteps:
         return output
 
     def sample(self, grammar_output: Any) -> Any:
+        """Sample the step's tokens, then let the proposer draft for the next one. Replaces `sample_tokens`."""
         plain = self._runner.speculative_config is None
         output = self._sample(grammar_output)
         self._runner.speculative_config = self._speculation
@@ -295,7 +298,10 @@ def _ask_only_for_drafts() -> None:
 
 
 def _if_there_are(take: Any) -> Any:
+    """Wrap the executor's `take_draft_token_ids`: return None without asking the worker if nothing was drafted."""
+
     def take_if_drafted(executor: Any) -> Any:
+        """Return the drafts of the last step; None, without asking the worker, if the model runner has none."""
         try:
             drafted = executor.driver_worker.worker.model_runner._draft_token_req_ids
         except AttributeError:  # another version's

@@ -78,6 +78,7 @@ def reader(block: int) -> Callable[[bytes], list[KvEvent]]:
 
 
 def _record(event: Any, block: int) -> KvEvent | None:
+    """Return an event of vLLM's prefix cache as a record of ours; None for an event that concerns no prompt."""
     from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
     if isinstance(event, BlockStored):

@@ -95,6 +95,7 @@ def scheduler_class(base: str, name: str, module: str, order: Callable[[], Order
 
 
 def _imported(name: str) -> Any:
+    """Import one of vLLM's two scheduler classes by its name. Raise ImportError if it is not there."""
     if name == SYNCHRONOUS:
         from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -126,6 +127,8 @@ def queue_class() -> Any:
             return self._next
 
         def pop_request(self) -> Any:
+            """Take the next request out of the queue, the one that `peek_request` has shown. Raise IndexError if none
+            waits."""
             request = self.peek_request()
             self._order.start(request)
             self._next = None

@@ -29,6 +29,7 @@ def missing(*names: str) -> tuple[str, ...]:
 
 
 def _is_there(name: str) -> bool:
+    """Return True if the installed vLLM has a name, `module:name` or `module:class.attribute`. Imports the module."""
     path, _, attributes = name.partition(":")
     try:
         member: Any = import_module(path)

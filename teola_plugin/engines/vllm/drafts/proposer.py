@@ -149,6 +149,7 @@ class TextEncoder:
             return ()
 
     def _encode_form(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text with gaps, from the cache if the text occurred before."""
         tokens = self._forms.get(text)
         if tokens is None:
             if len(self._forms) >= _MAX_FORMS:

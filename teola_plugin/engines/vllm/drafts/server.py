@@ -70,6 +70,7 @@ class _ForgettingProposer(DraftProposer):
     """A proposer that forgets outputs if a request says so: a server's clients have no other means."""
 
     def _begin(self, runner: shim.Runner, name: str, tokens: list[int]) -> Any:
+        """Begin a request that is new; first forget recent outputs, of a tenant or of all, if the request says so."""
         extra = runner.request_facts(name).extra
         if extra.get(FORGET_ALL):
             self.forget(None)
