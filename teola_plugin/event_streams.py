@@ -66,6 +66,7 @@ class EventStreamParser:
         return events
 
     def _parse_line(self, line: bytes) -> ServerSentEvent | None:
+        """Read one line of the stream. Return the event that it completes: only a blank line completes one."""
         if self._is_first_line:
             self._is_first_line = False
             line = line.removeprefix(_BYTE_ORDER_MARK)

@@ -153,6 +153,7 @@ def _satisfies(version: str, version_range: str) -> bool:
 
 
 def _metadata(name: str, field: str) -> str:
+    """Return a field of a distribution's metadata, e.g. `Version`; empty if it is not installed."""
     try:
         return str(metadata.metadata(name)[field] or "")
     except (metadata.PackageNotFoundError, KeyError):
@@ -160,6 +161,7 @@ def _metadata(name: str, field: str) -> str:
 
 
 def _requires(name: str) -> list[str]:
+    """Return the requirements in a distribution's metadata; none if it is not installed."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -307,6 +309,7 @@ def _free_memory(folder: Path) -> int | None:
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of a system file; empty if it cannot be read, as on systems without it."""
     try:
         return path.read_text()
     except OSError:
@@ -330,6 +333,7 @@ def check_disks() -> Iterator[Check]:
 
 
 def _data_folders() -> dict[str, Path]:
+    """Return the folders in which models and temporary databases take space, by the names that the report shows."""
     from teola_plugin.engines.model_cache import cache_folder
 
     cache = cache_folder().parent

@@ -218,6 +218,7 @@ def _build_of(package: Package) -> str:
 
 
 def _version_text(feature: Feature) -> str:
+    """Return the version of a feature's first package, and for vLLM the device that its build is for."""
     package = package_of(feature.modules[0])
     name, version = next(iter(installed_versions(package).items()))
     device = {"CPU": ", on the CPU", "CUDA": ", on GPUs"}[_build_of(package)] if feature.name == "vLLM" else ""

@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    """Parse the arguments and run the sub-command. Return its exit status; print errors of ours in one line."""
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))

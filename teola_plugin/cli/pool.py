@@ -91,6 +91,7 @@ def run_status(options: argparse.Namespace) -> int:
 
 
 def _print_status(engines: list[dict[str, Any]]) -> None:
+    """Print a table of all replicas of a shared pool, with their state and load."""
     from rich.console import Console
     from rich.table import Table
 
@@ -107,6 +108,7 @@ def _print_status(engines: list[dict[str, Any]]) -> None:
 
 
 def run_scale(options: argparse.Namespace) -> int:
+    """Run `teola scale`: change the number of an engine's replicas, and print the new one. Return exit status 0."""
     from rich.console import Console
 
     from teola_plugin.cluster import deploy
@@ -117,6 +119,7 @@ def run_scale(options: argparse.Namespace) -> int:
 
 
 def run_down(options: argparse.Namespace) -> int:
+    """Run `teola down`: end the shared pool. Return exit status 0."""
     from rich.console import Console
 
     from teola_plugin.cluster import deploy
@@ -128,6 +131,10 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_calibrate(options: argparse.Namespace) -> int:
+    """Run `teola calibrate`: measure the engines of a pool's file and print their profiles. Return exit status 0.
+
+    Raise an error for the name of an engine that the file does not have.
+    """
     import asyncio
 
     from teola_plugin.cluster.config import PoolConfig
@@ -172,6 +179,7 @@ async def _measure_profiles(config: PoolConfig, names: Sequence[str]) -> dict[st
 
 
 def _print_profiles(profiles: dict[str, Any]) -> None:
+    """Print a table of measured profiles: for each engine and kind of primitive the seconds by size."""
     from rich.console import Console
     from rich.table import Table
 

@@ -129,6 +129,7 @@ def _tracing(settings: ServerSettings) -> Any:
 
 
 def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
+    """Return the pool to serve: engines in this process, or with `connect` the shared pool of the file's name."""
     from teola_plugin.pool import EnginePool
 
     if connect is None:

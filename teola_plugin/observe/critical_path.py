@@ -99,6 +99,7 @@ class _PathFinder:
             self._scopes = {0: _CodeScope(None, trace.started, self._wait_for_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
+        """Walk back from the end of the query, and return the steps of the path from its beginning on."""
         if self._trace.waits is None and not self._spans and not self._trace.steps:
             return ()
         self._walk_code(self._scopes[0])
@@ -202,6 +203,7 @@ class _PathFinder:
                 self._add(last, max(since, last.queued))
 
     def _code_span(self, scope: _CodeScope) -> Span:
+        """Return the span as which the path shows a scope's own code, named after the scope's step."""
         from teola_plugin.observe.spans import Span
 
         trace, step = self._trace, scope.step

@@ -95,6 +95,7 @@ def _meta(name: str, pid: int, tid: int, value: str) -> Event:
 
 
 def _slices(trace: QueryTrace, span: Span, thread: _Thread, origin: float) -> Iterator[Event]:
+    """Yield the events of a span: its time in the queue, its run, and a mark where its first piece came."""
     queued, end = (_micros(at, origin) for at in _extent(trace, span))
     begin = _micros(span.begin, origin) if span.started is not None else end
     if begin > queued:
@@ -116,6 +117,7 @@ def _ids(thread: _Thread) -> Event:
 
 
 def _args(trace: QueryTrace, span: Span) -> Event:
+    """Return the details of a span that viewers show when its slice is selected."""
     return {
         "query": trace.query_id,
         "kind": span.kind,
@@ -138,6 +140,7 @@ def _args(trace: QueryTrace, span: Span) -> Event:
 
 
 def _flows(traces: Sequence[QueryTrace], threads: dict[int, _Thread], origin: float) -> Iterator[Event]:
+    """Yield the arrows between slices: from each primitive to those that waited for it."""
     number = 0
     for trace in traces:
         latest = {name: s for name, s in trace.finished().items() if s.started is not None}

@@ -170,6 +170,7 @@ def _subtitle(traces: Sequence[QueryTrace]) -> str:
 
 
 def _tiles(runs: Runs) -> str:
+    """Return the key figures of runs as tiles: times, primitives, tokens, and work that nobody used."""
     trace = runs.typical_trace
     figures, waited = trace.summary(), trace.waited_for()
     left_out = f", {trace.left_out} more left out" if trace.left_out else ""
@@ -220,6 +221,7 @@ def _comparison(groups: Sequence[Runs]) -> str:
 
 
 def _faster(runs: Runs, base: Runs) -> str:
+    """Return how many times faster, or slower, runs were than the first ones; empty if a time is 0."""
     if not (runs.seconds and base.seconds):
         return ""
     ratio = base.seconds / runs.seconds
@@ -227,6 +229,7 @@ def _faster(runs: Runs, base: Runs) -> str:
 
 
 def _timeline(runs: Runs, index: int, base: Runs, longest: float) -> str:
+    """Draw the timeline of the typical run, under a heading with its time. `longest`: seconds of the common scale."""
     trace = runs.typical_trace
     mark = element("span", _faster(runs, base), cls="badge") if index else ""
     which = f", the run nearest to the median of {len(runs.times)}" if runs.description else ""
@@ -236,6 +239,7 @@ def _timeline(runs: Runs, index: int, base: Runs, longest: float) -> str:
 
 
 def _timeline_legend(groups: Sequence[Runs]) -> str:
+    """Return the legend of the timelines, with the marks that occur in them."""
     traces = [runs.typical_trace for runs in groups]
     spans = [s for t in traces for s in t.spans]
     items = [_swatch(name) for name in dict.fromkeys(family(s.kind) for s in spans)]
@@ -273,6 +277,7 @@ def _sections(trace: QueryTrace, index: int, name: str) -> str:
 
 
 def _graph_legend(trace: QueryTrace) -> str:
+    """Return the legend of the graph, with the colours and lines that occur in it."""
     view = trace.view()
     items = [_swatch(name) for name in dict.fromkeys(family(node[1]) for node in view.nodes)]
     line = '<li><svg class="sample"><line class="edge {0}" x2="22" y1="7" y2="7"/></svg>{1}</li>'
@@ -285,6 +290,7 @@ def _graph_legend(trace: QueryTrace) -> str:
 
 
 def _plan(trace: QueryTrace) -> str:
+    """Return the passes, each with its time if it changed the graph, and the texts of the graphs, folded."""
     chips = "".join(
         element(
             "li", f"{escape(name)}<b>{duration(seconds) if fired else 'nothing to do'}</b>", cls="on" if fired else ""
@@ -332,6 +338,7 @@ def _label(step: PathStep) -> str:
 
 
 def _shares_bar(trace: QueryTrace) -> str:
+    """Draw one bar of the parts of the critical path, and its legend with the seconds of each part."""
     if not trace.seconds:
         return ""
     parts, items = "", ""
@@ -348,6 +355,7 @@ def _shares_bar(trace: QueryTrace) -> str:
 
 
 def _table(trace: QueryTrace, index: int) -> str:
+    """Return the critical path as a table, with small steps in one row and the sums at the end."""
     path, total = trace.critical_path(), trace.seconds
     head = "".join(element("th", name) for name in _HEADS)
     large = [step for step in path if step.total >= _MIN_SHARE * total]
@@ -363,6 +371,7 @@ def _table(trace: QueryTrace, index: int) -> str:
 
 
 def _row(step: PathStep, number: int, trace: QueryTrace, index: int) -> str:
+    """Return a row of the table: one step of the critical path, its number, and its times."""
     span, tone = step.span, f"k-{family(step.span.kind)}"
     kind, engine = ("code", "") if step.is_code else (words(span.kind), span.engine or "client")
     cells = f'<td class="n dim">{number}</td><td class="id"><i class="dot {tone}"></i>{escape(span.primitive)}</td>'
@@ -373,6 +382,7 @@ def _row(step: PathStep, number: int, trace: QueryTrace, index: int) -> str:
 
 
 def _rest(steps: list[PathStep], trace: QueryTrace) -> str:
+    """Return one row for all steps that are too small for a row of their own."""
     name = f"{len(steps)} more, of less than {100 * _MIN_SHARE:g} % each"
     cells = f'<td class="n"></td><td class="id">{name}</td><td class="of"></td><td class="of"></td>'
     figures = _figures(sum(s.idle + s.waited for s in steps), sum(s.seconds for s in steps), trace)

@@ -114,6 +114,7 @@ def _ordered(rows: list[list[str]], links: Mapping[str, list[str]], where: Mappi
 
 
 def _crossings(rows: Iterable[list[str]], links: Mapping[str, list[str]], where: Mapping[str, int]) -> int:
+    """Return how many pairs of edges cross between neighbouring layers, whose points are in the order of `rows`."""
     at = {point: i for row in rows for i, point in enumerate(row)}
     count = 0
     for layer, row in enumerate(rows):

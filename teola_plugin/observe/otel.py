@@ -104,6 +104,7 @@ class _Clock:
 
 
 def _emit_step(tracer: Tracer, outer: Any, step: Step, trace: QueryTrace, clock: _Clock) -> Any:
+    """Send a step of the original as a span below `outer`, and return that span, which may be a parent of others."""
     from opentelemetry import trace as api
 
     emitted = tracer.start_span(
@@ -127,6 +128,7 @@ def _emit_span(
     contexts: dict[str, SpanContext],
     model_of: ModelOf | None,
 ) -> SpanContext:
+    """Send a primitive's span below its step, with links to the spans that it waited for; return its context."""
     from opentelemetry import trace as api
 
     links = [api.Link(contexts[p]) for p in span.parents if p in contexts]
@@ -150,6 +152,7 @@ def _emit_span(
 
 
 def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
+    """Return the attributes of a query's span: identity, outcome, critical path, passes and wasted work."""
     wasted, wasted_tokens = trace.wasted()
     return {
         "openinference.span.kind": "CHAIN",
@@ -166,6 +169,7 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
 
 
 def _step_attributes(step: Step, trace: QueryTrace) -> dict[str, Any]:
+    """Return the attributes of a step's span. A tool has those of OpenTelemetry's conventions, too."""
     attributes: dict[str, Any] = {f"teola.step.{key}": value for key, value in step.facts}
     attributes |= {"teola.query.id": trace.query_id, "teola.step.kind": step.kind, "teola.outcome": step.outcome}
     if step.kind == "tool":
@@ -175,6 +179,7 @@ def _step_attributes(step: Step, trace: QueryTrace) -> dict[str, Any]:
 
 
 def _span_attributes(span: Span, model_of: ModelOf | None) -> dict[str, Any]:
+    """Return the attributes of a primitive's span: where and how it ran, its model, tokens and drafts."""
     attributes: dict[str, Any] = {
         "openinference.span.kind": _SPAN_KINDS.get(span.kind, "CHAIN"),
         "teola.query.id": span.query_id,
@@ -260,6 +265,7 @@ class OpenTelemetrySink:
         self._thread: threading.Thread | None = None
 
     def query_began(self, query_id: str) -> None:
+        """Remember the span that is current in the caller as the query's parent. The first query starts the thread."""
         from opentelemetry import context
 
         self._parents[query_id] = context.get_current()
@@ -268,6 +274,7 @@ class OpenTelemetrySink:
             self._thread.start()
 
     def query_ended(self, trace: QueryTrace) -> None:
+        """Queue a trace for the thread that sends it; drop it if too many wait."""
         try:
             self._waiting.put_nowait((trace, self._parents.pop(trace.query_id, None)))
         except queue.Full:
@@ -290,6 +297,7 @@ class OpenTelemetrySink:
         self._thread = None  # a pool that is started again begins another
 
     def _main(self) -> None:
+        """Send traces until `close`. This is the body of the thread; a trace that cannot be sent is logged."""
         while (item := self._waiting.get()) is not None:
             trace, parent = item
             try:

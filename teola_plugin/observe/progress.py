@@ -80,6 +80,7 @@ def _acquire() -> Progress:
 
 
 def _release() -> None:
+    """Note that a bar is done, and stop the common display with the last of them."""
     global _display, _users
     with _lock:
         _users -= 1
@@ -89,6 +90,7 @@ def _release() -> None:
 
 
 def _new_display() -> Progress:
+    """Return a display of progress bars on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -100,6 +100,7 @@ class OpenQuery:
         return [*self._first, *self._latest]
 
     def add(self, primitive: str, span: OpenSpan) -> None:
+        """Add a span that is queued. If there are too many, drop one from the middle: the oldest of the latest half."""
         self.live[primitive] = span
         if len(self._first) < self._half:
             self._first.append((primitive, span))
@@ -450,6 +451,7 @@ class TraceRecorder:
         self._spans = sum(map(_size, self._traces))
 
     def _keep_trace(self, trace: QueryTrace, tenant: str) -> None:
+        """Keep a finished trace, and drop the oldest ones if there are too many traces or spans."""
         self._traces.append(trace)
         self._tenants.append(tenant)
         self._spans += _size(trace)

@@ -161,6 +161,7 @@ class _Size:
 
     @staticmethod
     def _width(view: GraphView, *, tall: bool, max_width: float) -> float:
+        """Return the width of nodes, in pixels, that fits the longest label, within bounds."""
         widest = 0.0
         for name, kind, engine in map(_labels, view.nodes):
             note = max(len(kind), len(engine)) if tall else len(kind) + len(engine) + (3 if engine else 0)
@@ -224,6 +225,7 @@ def _labels(node: GraphNode) -> tuple[str, str, str]:
 def _node(
     node: GraphNode, x: float, y: float, size: _Size, path: Collection[str], unused: Collection[str], index: int
 ) -> str:
+    """Draw a node: a card with name, kind and engine of a primitive, at the position of its left side's middle."""
     name, kind, engine = _labels(node)
     look = ["node", f"k-{family(node[1])}"]
     look += [word for word, on in (("speculative", node[4]), ("critical", node[0] in path)) if on]
@@ -308,6 +310,7 @@ def timeline_svg(trace: QueryTrace, index: int, seconds: float) -> str:
 
 
 def _grid(seconds: float, scale: _Scale, bottom: float) -> str:
+    """Draw the vertical lines of the time axis, with their labels."""
     parts = []
     for value in ticks(seconds, 10):
         x = scale(scale.origin + value)
@@ -423,6 +426,7 @@ class _Bar:
             self.at = self.first + 5  # keep the label clear of the tick
 
     def draw(self, y: float, critical: bool, index: int) -> str:
+        """Draw the span at this height: the time in a queue, the run, the first piece, and the label."""
         parts = []
         if self.begin - self.queued > 0.5:
             wide = self.begin - self.queued

@@ -63,6 +63,7 @@ def _step_name(level: int, step: Step) -> str:
 
 
 def _headline(trace: QueryTrace) -> str:
+    """Return the first line about a trace: app and query, outcome, seconds, and what was left out."""
     name = shortened(f"{trace.app} {trace.query_id}".strip(), 32)
     left_out = f" ({trace.left_out} primitives left out)" if trace.left_out else ""
     left_out += f" ({trace.steps_left_out} steps left out)" if trace.steps_left_out else ""
@@ -75,6 +76,7 @@ def _cell(at: float, trace: QueryTrace, room: int) -> int:
 
 
 def _step_bar(step: Step, trace: QueryTrace, room: int) -> str:
+    """Return the characters of a step's bar; `room` is the width of the query in characters."""
     end = trace.ended if step.ended is None else step.ended
     begin = _cell(step.began, trace, room)
     until = room if end >= trace.ended else _cell(end, trace, room)
@@ -82,6 +84,7 @@ def _step_bar(step: Step, trace: QueryTrace, room: int) -> str:
 
 
 def _bar(span: Span, trace: QueryTrace, room: int) -> str:
+    """Return the characters of a primitive's bar: waiting, running, first piece. `room`: the query's width."""
     end = trace.ended if span.done is None else span.done
     queued = _cell(span.queued, trace, room)
     begin = _cell(span.begin if span.started is not None else end, trace, room)

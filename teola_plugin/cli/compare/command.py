@@ -86,6 +86,7 @@ def add_compare(commands: Any) -> None:
 
 
 def _parse_count(text: str) -> int:
+    """Parse an option that is a whole number of 1 or more. Raise `ArgumentTypeError` for another text."""
     number = int(text) if text.strip().isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
@@ -93,6 +94,7 @@ def _parse_count(text: str) -> int:
 
 
 def _parse_price(text: str) -> float:
+    """Parse a price in dollars per million tokens. Raise `ArgumentTypeError` for another text."""
     try:
         price = float(text)
     except ValueError:
@@ -207,6 +209,7 @@ def _run_all(
 
 
 def _write_plot(options: argparse.Namespace, runs: Sequence[TimedRun]) -> None:
+    """Write the picture that `--plot` names. Raise `RegistrationError` if the file cannot be written."""
     from teola_plugin.cli.compare.report import write_plot
 
     try:

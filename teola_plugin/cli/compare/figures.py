@@ -312,6 +312,7 @@ def cost_per_query(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str,
 
 
 def _mean_cost(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str, Any]:
+    """Return the mean calls, tokens and dollars of a query over runs whose tokens were counted."""
     counts = [run.tokens for run in runs if run.tokens is not None]
     queries = len(counts) or 1
     tokens_in, tokens_out = (

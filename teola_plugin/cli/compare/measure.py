@@ -86,6 +86,7 @@ class TokenMeter:
         return CountedCall(self.count)
 
     def result_came(self, call: CountedCall, value: Any) -> None:
+        """Add the tokens that a call of a model reports with a result or chunk, if it reports any."""
         tokens = tokens_of(value)
         if tokens is not None:
             call.count.add_tokens(tokens.prompt, tokens.completion, is_first=not call.has_reported)
@@ -123,6 +124,7 @@ class CompareSession:
         self._meter = TokenMeter()
 
     def __enter__(self) -> CompareSession:
+        """Start the pool, and begin to count the calls of models."""
         if self._pool is not None:
             self._pool.start()
         # When a parallel step fails, the framework leaves its siblings' errors to the loop, which would print them.
@@ -134,6 +136,7 @@ class CompareSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """End the counting, restore the cache of answers, and close the loop and the pool."""
         stop_observing()
         if self._answer_cache is not None:
             set_answer_cache(self._answer_cache)

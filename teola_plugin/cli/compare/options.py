@@ -60,6 +60,7 @@ def check_inputs(inputs: Sequence[InputLine], entries: Entries, path: str) -> No
 
 
 def _parse_json(path: str, number: int, line: str) -> Any:
+    """Return the value of one line of inputs. Raise `RegistrationError`, with line and column, for invalid JSON."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:

@@ -89,6 +89,7 @@ def _print_line(console: Console, line: str) -> None:
 
 
 def _print_equality(console: Console, equality: Mapping[str, Any]) -> None:
+    """Print the verdict on the answers, and the first inputs whose answers are not equal."""
     console.print(_EQUALITY_TEXTS[equality["state"]], style="bold", highlight=False)
     rows = equality["inputs"]
     unequal = [row for row in rows if row["state"] != "equal"]
@@ -100,6 +101,7 @@ def _print_equality(console: Console, equality: Mapping[str, Any]) -> None:
 
 
 def _latency_table(latency: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the table of latencies: a row for each variant, with the number of its runs."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -153,6 +155,7 @@ def _ratio_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _verdict_text(best: Mapping[str, Any]) -> str:
+    """Return the verdict on the best speed-up in words: faster, slower, or why one cannot tell."""
     saved = duration(abs(best["saved_s"]))
     if best["verdict"] == "faster":
         return f"Faster: {_ratio_text(best)}, {saved} saved per call"
@@ -241,6 +244,7 @@ def _y(share: float) -> float:
 
 
 def _draw_grid(longest: float) -> str:
+    """Draw the grid with its labels: seconds from left to right, shares of calls from the bottom to the top."""
     parts = []
     for seconds in ticks(longest, 6):
         x = _x(seconds, longest)
@@ -253,6 +257,7 @@ def _draw_grid(longest: float) -> str:
 
 
 def _draw_curve(variant: str, ordered: Sequence[float], longest: float) -> str:
+    """Draw the share of a variant's calls that had ended by each time, as steps. `ordered`: seconds, ascending."""
     points = [f"M{_x(0.0, longest):.1f} {_y(0.0):.1f}"]
     for number, seconds in enumerate(ordered, 1):
         points.append(f"H{_x(seconds, longest):.1f}V{_y(number / len(ordered)):.1f}")
@@ -261,6 +266,7 @@ def _draw_curve(variant: str, ordered: Sequence[float], longest: float) -> str:
 
 
 def _draw_label(variant: str, times: Sequence[float], row: int) -> str:
+    """Draw a line of the legend: the mark of a variant, and its median."""
     y = _HEIGHT - _BOTTOM + 40 + 15 * row
     css_class = f"mark {_CURVES.get(variant, '')}".rstrip()
     mark = element("line", x1=_LEFT, x2=_LEFT + 24, y1=y - 4, y2=y - 4, cls=css_class)

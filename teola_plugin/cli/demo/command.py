@@ -91,6 +91,7 @@ def exiting_on_sigterm() -> Iterator[None]:
 
 
 def _demo_options(options: argparse.Namespace) -> DemoOptions:
+    """Return the demo's options from those of the command line. Raise `RegistrationError` for unreadable documents."""
     from teola_plugin.cli.demo import documents
     from teola_plugin.cli.demo.engines import Models
     from teola_plugin.cli.demo.runs import DemoOptions

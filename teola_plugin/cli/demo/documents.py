@@ -45,6 +45,7 @@ def _text_files(path: Path) -> list[Path]:
 
 
 def _read_document(path: Path) -> Any:
+    """Read a text file as a document. Raise `RegistrationError` if it is missing, too large or not UTF-8."""
     from teola_plugin.adapters.demo_app import document
 
     try:

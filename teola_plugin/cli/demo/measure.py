@@ -153,6 +153,7 @@ def run_case(
 
 
 def _run_original(chain: Any, value: Any, pool: EnginePool) -> TracedRun:
+    """Run the original chain once and measure it. The pool traces the calls that it makes on engines."""
     with pool.watching() as watched:
         start = time.perf_counter()
         answer = _runner.run(chain.ainvoke(value), context=copy_context())
@@ -161,6 +162,7 @@ def _run_original(chain: Any, value: Any, pool: EnginePool) -> TracedRun:
 
 
 def _run_accelerated(fast: Any, value: Any) -> TracedRun:
+    """Run the accelerated chain once and measure it."""
     start = time.perf_counter()
     answer = _runner.run(fast.ainvoke(value), context=copy_context())
     seconds = time.perf_counter() - start

@@ -110,6 +110,7 @@ def print_details(console: Console, cases: dict[str, Case], facts: dict[str, Any
 
 
 def _case_table(cases: dict[str, Case]) -> Table:
+    """Return the table of all chains: times, ratio, equality of the answers, and the passes that fired."""
     table = Table("chain", "plain", "accelerated", "ratio", "answers", "passes that fired")
     for case in cases.values():
         table.add_row(

@@ -147,6 +147,7 @@ def _decoding_shares(trace: QueryTrace) -> Iterator[float]:
 
 
 def _stock_bound(trace: QueryTrace, index_s: float, decoding_share: float) -> float:
+    """Return the bound of one run of LangChain's own classes, in seconds; see `stock_bound`."""
     calls = _spans_by_kind(trace)
     expansion, *answers = calls["GENERATION"]
     ask_s = expansion.seconds + min(s.seconds for s in calls["EMBEDDING"])
@@ -154,6 +155,7 @@ def _stock_bound(trace: QueryTrace, index_s: float, decoding_share: float) -> fl
 
 
 def _uploaded_bound(trace: QueryTrace) -> float:
+    """Return the bound of one run of the uploaded-document chain, in seconds, from its engine times."""
     calls = _spans_by_kind(trace)
     documents, *queries = calls["EMBEDDING"]
     expansion, *answers = calls["GENERATION"]
@@ -244,6 +246,7 @@ def run_pooled(options: DemoOptions, page: Path, report: Report, *, is_first: bo
 
 
 def _print_first_answer(chain: Any, options: DemoOptions, report: Report) -> None:
+    """Run the chain once, with cold caches, and print the question, the answer and the seconds."""
     report.question(options.question)
     start = time.perf_counter()
     answer = chain.invoke(options.chain_input)

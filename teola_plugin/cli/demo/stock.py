@@ -124,6 +124,7 @@ def api_server(
 
 
 def _command(model: str, port: int) -> Sequence[str]:
+    """Return the command line that starts vLLM's API server with this model at this port."""
     options = {
         "--model": model,
         "--served-model-name": SERVED,
@@ -142,6 +143,7 @@ def _command(model: str, port: int) -> Sequence[str]:
 
 
 def _environment(cores: str | None, sockets: str) -> dict[str, str]:
+    """Return the environment variables of the server. With `cores` it runs in one process, on these cores."""
     variables = {"VLLM_NO_USAGE_STATS": "1", **processes.sockets_in(sockets)}
     variables["VLLM_SERVER_DEV_MODE"] = "1"  # allows to empty the prefix cache
     # Scheduler and worker would wait for each other in tight loops: on one core they are one process.
@@ -164,6 +166,7 @@ def _pinned_to(cores: str | None) -> Iterator[None]:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a server: ask it to stop, and kill what is left of its process group after 30 seconds."""
     process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(30)
@@ -188,6 +191,7 @@ def reserved_port() -> Iterator[int]:
 
 
 def _first_free_port(candidates: Sequence[int]) -> int:
+    """Return the first port that can be bound; 0 stands for any. Raise `EngineUnavailable` if there is none."""
     for port in candidates:
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
@@ -252,6 +256,7 @@ def start_stock_setup(models: Models, *, drafts: bool = False) -> Iterator[Stock
 
 
 def _check_packages() -> None:
+    """Raise `EngineUnavailable`, with the command that helps, if a package of LangChain's own classes is missing."""
     missing = [name for name in PACKAGES if find_spec(name.replace("-", "_")) is None]
     if missing:
         raise EngineUnavailable(
@@ -283,6 +288,7 @@ def run_stock_cases(setup: StockSetup, question: str, uploaded: list[Any], repea
     app, pool = setup.app, setup.pool
 
     def run(name: str, chain: Any, value: Any, *, is_empty_store: bool = False) -> Case:
+        """Run one chain of the app; engines replace its models, but for the reranker where nothing is to gain."""
         bind = [(obj, engine) for obj, engine in app.bind if chain is not app.nothing_to_gain or engine != "reranker"]
         prepare = app.store.store.clear if is_empty_store else lambda: None
         shipped = setup.shipped_chain(chain)

@@ -67,6 +67,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def _positive(text: str) -> float:
+    """Parse an option that is a number above 0. Raise `ArgumentTypeError` for another text."""
     try:
         number = float(text)
     except ValueError:
@@ -151,6 +152,7 @@ def _report_lines(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table_row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a run in the table. `run`: its figures as JSON-ready data."""
     latency, first = run["latency"] or {}, run["first_token"] or {}
     waste = run["wasted"] / run["work"] if run["work"] else 0.0
     return (

@@ -112,6 +112,7 @@ class SimulatedApp:
 
 
 def _takes_one_argument(factory: Any) -> bool:
+    """Return True if the user's function can be called with a pool and nothing else."""
     try:
         inspect.signature(factory).bind(None)
     except (TypeError, ValueError):
@@ -199,6 +200,8 @@ class SimulationPlan:
         return read_trace(self.arrivals, list(inputs), samples, self.queries)
 
     def _inputs(self, seed: int) -> dict[str, list[Any]]:
+        """Return the inputs of each app, by its name. The apps are made for that on a pool in virtual time."""
+
         async def read_values() -> dict[str, list[Any]]:
             from teola_plugin.pool import EnginePool
 
