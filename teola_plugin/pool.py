@@ -194,6 +194,7 @@ class EnginePool:
         self.close()
 
     async def __aenter__(self) -> EnginePool:
+        """Start the engines without blocking the running loop. If the wait is cancelled, a thread closes them again."""
         if isinstance(self.runtime.loop, SameLoop):
             await self.runtime.astart()
             self._started = True
@@ -215,6 +216,7 @@ class EnginePool:
             raise
 
     async def __aexit__(self, *_: object) -> None:
+        """Stop the engines without blocking the running loop."""
         if isinstance(self.runtime.loop, SameLoop):
             if self._outstanding:
                 await asyncio.wait([asyncio.wrap_future(one) for one in self._outstanding], timeout=CLEANING)
@@ -402,6 +404,7 @@ class EnginePool:
         return self  # engines are shared, whoever copies the objects that use them
 
     def __reduce__(self) -> NoReturn:
+        """Raise RegistrationError: a pool cannot be pickled, since its engines live in this process."""
         raise RegistrationError(
             "an engine pool cannot be pickled: its engines live in this process.",
             hint="make the pool, and accelerate, in the process that asks; EnginePool.connect() shares engines",

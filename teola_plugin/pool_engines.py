@@ -60,6 +60,7 @@ def _checked(obj: object, name: str = "") -> Engine:
 
 
 def _no_engines(obj: object, name: str = "") -> RegistrationError:
+    """Return the error for an object that is no engine. `name`: that of the engine whose replica it should be."""
     subject = f"engine {name!r} is" if name else "among the engines is"
     return RegistrationError(
         f"{subject} {reprlib.repr(obj)}, which is no engine.",

@@ -56,6 +56,10 @@ def freeze(value: Any, special: Freezer | None = None) -> Hashable:
 
 
 def _frozen(value: Any, special: Freezer | None, depth: int) -> Hashable:
+    """Return the snapshot of a value that lies `depth` levels deep; see `freeze`.
+
+    Raise `UnknownValue` for a value that is nested too deeply, as one that contains itself.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
@@ -80,6 +84,7 @@ def _frozen(value: Any, special: Freezer | None, depth: int) -> Hashable:
 
 
 def _frozen_items(values: dict[Any, Any], special: Freezer | None, depth: int) -> Hashable:
+    """Return the snapshot of a dictionary's items in their order. Plain keys and values need no further call."""
     plain = _PLAIN
     return tuple(
         [
@@ -131,6 +136,7 @@ class TargetKey:
         self.target = target
 
     def __eq__(self, other: object) -> bool:
+        """Return True for a key of the same object, or of one with an equal class and configuration."""
         if not isinstance(other, TargetKey):
             return False
         if other.target is self.target:

@@ -59,6 +59,7 @@ class _Lines:
         self._text = ""
 
     def feed(self, text: str) -> list[str]:
+        """Return the lines that this text completes. An empty line completes none."""
         self._text = self._text + text if self._text else text.lstrip()
         solid = self._text.rstrip()
         space = self._text[len(solid) :]
@@ -123,6 +124,7 @@ class _Comma:
         return [] if char in "\r\n" else self._start(char)
 
     def _start(self, char: str) -> list[str]:
+        """Read the first character of a value, or a space before it."""
         if char == '"':
             self._state = self._quoted
         elif char == " ":
@@ -132,6 +134,7 @@ class _Comma:
         return []
 
     def _bare(self, char: str) -> list[str]:
+        """Read a character outside quotation marks: a comma or the end of the line completes the value."""
         if char in ",\r\n":
             return self._close(self._start if char == "," else self._row)
         self._field += char
@@ -139,6 +142,7 @@ class _Comma:
         return []
 
     def _quoted(self, char: str) -> list[str]:
+        """Read a character inside quotation marks, where commas belong to the value."""
         if char == '"':
             self._state = self._quote_seen
         else:
@@ -146,6 +150,7 @@ class _Comma:
         return []
 
     def _quote_seen(self, char: str) -> list[str]:
+        """Read the character after a mark inside quotes: a second mark stands for itself, any other ends the quotes."""
         if char != '"':
             return self._bare(char)
         self._field += char
@@ -171,6 +176,7 @@ class _Json:
         return self._decode(closing) if self._in_array and not self._depth and not self._has_ended else []
 
     def _take(self, char: str) -> list[Any]:
+        """Read one character, and return the element that it completes, if any."""
         if self._has_ended:
             return []
         if self._quoted:
@@ -180,12 +186,14 @@ class _Json:
         return self._inside_array(char) if self._in_array else self._before_array(char)
 
     def _before_array(self, char: str) -> list[Any]:
+        """Look for the bracket that begins the first array. Strings are skipped only inside an object."""
         self._depth += (char == "{") - (char == "}")
         if char == "[":
             self._in_array, self._depth = True, 0
         return []
 
     def _inside_string(self, char: str) -> list[Any]:
+        """Read a character of a string. The mark that ends it completes an element that is a string itself."""
         if self._in_array:
             self._raw += char
         if char == '"' and not self._escaped:
@@ -195,6 +203,7 @@ class _Json:
         return []
 
     def _inside_array(self, char: str) -> list[Any]:
+        """Read a character of the array outside strings. A comma or a closing bracket may complete an element."""
         if not self._depth and char in ",]":
             items = self._decode()
             self._has_ended = self._has_ended or char == "]"
@@ -204,6 +213,10 @@ class _Json:
         return self._decode() if char in "]}" and not self._depth else []
 
     def _decode(self, closing: str = "") -> list[Any]:
+        """Return the element that was read, or none if it is empty. Text that is not JSON ends the parser.
+
+        `closing`: the quotation mark that an element which was cut off lacks.
+        """
         raw, self._raw = self._raw.strip() + closing, ""
         if not raw:
             return []
@@ -237,6 +250,7 @@ class _Choices:
         return []
 
     def _take(self, char: str) -> list[int]:
+        """Read one character, and return the number that it completes, if any."""
         if self._quoted:
             return self._inside_string(char)
         if char in "[{":
@@ -244,6 +258,7 @@ class _Choices:
         return self._outside_string(char) if self._depth else []
 
     def _inside_string(self, char: str) -> list[int]:
+        """Read a character of a string. Where a number is expected, a string of digits is one."""
         if char != '"' or self._escaped:
             self._word += char
             self._escaped = char == "\\" and not self._escaped
@@ -252,6 +267,7 @@ class _Choices:
         return [int(self._word)] if is_choice and self._word.isdecimal() else []
 
     def _outside_string(self, char: str) -> list[int]:
+        """Read a character of a key or number outside strings. The one after a number completes it."""
         if self._expects_number:
             if char in "0123456789":
                 self._number += char

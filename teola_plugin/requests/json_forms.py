@@ -77,6 +77,7 @@ class _Forms:
         return self._of_type(described, depth)
 
     def _of_type(self, described: Mapping[str, Any], depth: int) -> list[str]:
+        """Return the forms of a value by its JSON type; a gap alone for a number, a boolean or an unknown type."""
         match described.get("type", "object" if "properties" in described else None):
             case "string":
                 return [f'"{GAP}"']
@@ -102,6 +103,7 @@ class _Forms:
         return [f"{{{body}}}" for body in bodies]
 
     def _of_list(self, described: Mapping[str, Any], depth: int) -> str:
+        """Return the form of a list: with as many items as the schema fixes, else with some and a gap for the rest."""
         min_items, max_items = (_count(described.get(key)) for key in ("minItems", "maxItems"))
         values = self.of(described.get("items"), depth + 1)
         item = values[0] if len(values) == 1 else GAP

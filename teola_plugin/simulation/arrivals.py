@@ -47,6 +47,7 @@ def bursty(rate: float, seed: int = 0, burstiness: float = BURSTINESS) -> Iterat
 
 
 def _times(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
+    """Yield arrival times with gamma-distributed gaps, without end. `rate`: queries a second."""
     at = 0.0
     while True:
         at += rng.gammavariate(shape, 1.0 / (rate * shape))
@@ -91,6 +92,7 @@ def arriving(
 
 
 def _drawing(name: str, items: Sequence[Any], popularity: float | None, seed: int) -> Callable[[], Any]:
+    """Return a function that gives an app's next input: in turn, or drawn by popularity. Raise ValueError for none."""
     if not items:
         raise ValueError(f"the app {name!r} has no inputs: give at least one")
     if popularity is not None:
@@ -127,6 +129,10 @@ def read_trace(
 
 
 def _arrival(source: str, line: str, number: int, apps: Sequence[str], samples: Mapping[str, Any]) -> Arrival:
+    """Return the arrival that one line of a trace describes. Raise `ConfigError`, which names the line.
+
+    `number`: that of the line, by which a generated text is recognised.
+    """
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
@@ -165,6 +171,7 @@ def _text(word: str, tokens: int, seed: int = 0) -> str:
 
 
 def _number(source: str, data: Mapping[str, Any], key: str, default: float | None) -> float:
+    """Return a field that is a number of 0 or more. Raise `ConfigError` for another value."""
     value = data.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"{source}: {key} is {value!r}.", hint=f"{key} must be a number of 0 or more")

@@ -149,6 +149,7 @@ def machine_named(name: str) -> Machine:
 def _engine(
     name: str, config: EngineConfig, machine: Machine | None, output_tokens: int, source: str
 ) -> SimulatedEngine:
+    """Return the simulated form of an engine in a pool's file, with its profile on the machine. Raise `ConfigError`."""
     like = str(config.options.get("like", name)) if config.kind == "fake" else _LIKE.get(config.kind or "", "")
     if not like:
         raise ConfigError(
@@ -172,6 +173,7 @@ def _engine(
 
 
 def _replicas(name: str, engine: SimulatedEngine, lengths: Mapping[str, int]) -> list[Engine]:
+    """Return new fake replicas of an engine. Those of a store share its rows. Raise `ConfigError` for another kind."""
     profile, make = engine.profile, engine.make
     if make is not None:
         return [make(name, profile, number) for number in range(engine.replicas)]
@@ -204,6 +206,7 @@ def _answers(tokens: int, lengths: Mapping[str, int]) -> Callable[[Prompt, Sampl
         return None
 
     def answer(prompt: Prompt, sampling: Sampling) -> str:
+        """Return an answer of the length that the query's mark, or the engine, says."""
         length = tokens
         text = prompt.flat()
         if lengths and (match := _MARK.search(text)):

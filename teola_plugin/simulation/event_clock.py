@@ -42,6 +42,7 @@ class EventClock:
         self._soon.append(callback)
 
     def run(self) -> None:
+        """Run events until none is left, and after each the callbacks of `call_soon`."""
         while self._events:
             at, _, timer = heapq.heappop(self._events)
             if timer.callback is not None:

@@ -76,6 +76,7 @@ class LiveFlow:
         self._has_ended = False
 
     def begin(self) -> None:
+        """Begin the query at its arrival: note what each of its actions waits for, and do those without a wait."""
         flow = self.arrival.flow
         self._works = [LiveWork(number, self, work, len(work.asks)) for number, work in enumerate(flow.works)]
         self._used = flow.used()
@@ -90,6 +91,7 @@ class LiveFlow:
             action.do()
 
     def _when(self, after: Sequence[After], do: Callable[[], object]) -> None:
+        """Have an action done once all these tokens and ends of works have come."""
         action = _Action(set(after), do)
         self._actions.append(action)
         for event in action.missing:
@@ -100,6 +102,7 @@ class LiveFlow:
         return (1, *sorted(token for number, token in self._waiting if number == work and token > 1))
 
     def news(self, live: LiveWork, token: int) -> None:
+        """Note that a token of a work, or its end, has come, and do the actions that waited for that alone."""
         for action in self._waiting.get((live.number, token), ()):
             if self._has_ended:
                 return
@@ -109,6 +112,7 @@ class LiveFlow:
                     action.do()
 
     def _begin(self, live: LiveWork) -> None:
+        """Request a work from its engine: a planned one at once, a call of the original after the present event."""
         live.asked_at = self._clock.time()
         port = self._ports[live.work.engine]
         if live.work.is_planned:
@@ -126,6 +130,7 @@ class LiveFlow:
             self.count(live)
 
     def _end(self) -> None:
+        """End the query: record its time, and give up the works that still run."""
         if self._has_ended:
             return
         self._has_ended = True

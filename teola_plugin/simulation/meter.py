@@ -103,6 +103,7 @@ class Meter(TraceSink):
     async def _executed(
         self, execute: Callable[[Sequence[Request]], AsyncIterator[Result]], busy: Busy, batch: Sequence[Request]
     ) -> AsyncIterator[Result]:
+        """Execute a batch as `execute` does. Meanwhile the replica counts as busy, and first tokens are recorded."""
         now = self.now
         queries = {request.id: request.query for request in batch}
         busy.begin(now())

@@ -89,6 +89,7 @@ class Log:
             self.at[action] = asyncio.get_running_loop().time()
 
     def ask(self, engine: Engine, works: Sequence[EngineRequest], event: Enqueue) -> None:
+        """Record a work that an engine's queue gets, under a key that is the same in every run."""
         if not self.is_recording:
             return
         form = (
@@ -111,6 +112,7 @@ class Log:
                 self.act("leave", recorded.key)
 
     def change(self, event: DepthChanged) -> None:
+        """Record that depths or objectives change, for each work concerned that has not ended."""
         for name in (*event.depths, *event.objectives):
             if (recorded := self._by_primitive.get(name)) is not None and recorded.unfinished:
                 number = sum(act[:2] == ("change", recorded.key) for act in self.actions)
@@ -122,6 +124,7 @@ class Log:
         return (recorded := self._by_request.get(request.id)) is not None and recorded.key == self.delayed_key
 
     def piece(self, work: EngineRequest) -> None:
+        """Count a token of a work with one request. If it is the delayed work, later actions come after this token."""
         recorded = self._by_request.get(work.request.id)
         if recorded is not None and len(recorded.works) == 1:
             recorded.tokens += 1
@@ -129,6 +132,7 @@ class Log:
                 self._last_token = recorded.tokens
 
     def end_request(self, work: EngineRequest, value: Any, error: BaseException | None) -> None:
+        """Record the value of a request. If the delayed work ends with it, later actions come after that end."""
         recorded = self._by_request.get(work.request.id)
         if recorded is not None and work.request.id not in recorded.values:
             recorded.values[work.request.id] = value
@@ -167,6 +171,7 @@ async def watch_query(cluster: Cluster, app: str, make: Make, value: Any, delaye
 
 
 def _fast_engines(cluster: Cluster, log: Log) -> dict[str, list[Any]]:
+    """Return one replica of each engine, a thousand times as fast and without limits, that delays the log's work."""
     fast = {
         name: replace(
             engine,
@@ -196,6 +201,7 @@ class _DelayingEngine:
         return getattr(self._inner, name)
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """Execute a batch: requests of the delayed work slowly, each by itself, and all others together at once."""
         delayed = [[request] for request in batch if self._log.is_delayed(request)]
         undelayed = [request for request in batch if not self._log.is_delayed(request)]
         results: asyncio.Queue[Result] = asyncio.Queue()
@@ -213,6 +219,7 @@ class _DelayingEngine:
                 task.cancel()
 
     async def _part(self, batch: Sequence[Request], results: asyncio.Queue[Result], pause: float) -> None:
+        """Execute a part of a batch, and put its results into a queue, with `pause` seconds before each token."""
         streamed = False
         async for result in self._inner.execute(batch):
             if pause and (isinstance(result, Piece) or not streamed):  # the last token and the end come together
@@ -231,6 +238,7 @@ class _Runtime(LocalRuntime):
         self._log, self._engines_behind = log, ports
 
     def _port_of(self, name: str, replicas: Sequence[Engine]) -> EnginePort:
+        """Return a port of the engine in `ports`, which also logs pieces and ends of requests."""
         listener, log = self._listener, self._log
 
         def on_piece(work: EngineRequest, piece: Piece) -> None:
@@ -341,6 +349,7 @@ def _overtaking(log: Log, leave_action: Action, undelayed: Log) -> Action | None
 
 
 def _work(recorded: RecordedWork, log: Log, waits: Waits) -> FlowWork:
+    """Return the recorded work as a part of a flow, with what it, its changes and its end by the query wait for."""
     event = recorded.event
     return FlowWork(
         recorded.engine.name,
@@ -365,6 +374,7 @@ def _inside(name: str) -> str:
 
 
 def _change(recorded: RecordedWork, event: DepthChanged, after: tuple[After, ...]) -> FlowChange:
+    """Return a recorded change of a work's depth or objective as a part of a flow."""
     name = recorded.event.primitive
     objective = event.objectives.get(name)
     return FlowChange(
@@ -379,6 +389,7 @@ _names = PrefixCache(1)
 
 
 def _request(recorded: RecordedWork, work: EngineRequest, *, blocks: bool) -> FlowRequest:
+    """Return a recorded request as a part of a flow: sizes, keys of its prefix, and hashes of blocks if needed."""
     size, payload = recorded.engine.size(work.request), work.request.payload
     if not isinstance(payload, Generate | Warmup):
         return FlowRequest(size)

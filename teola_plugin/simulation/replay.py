@@ -56,6 +56,7 @@ class BatchReplica:
         self._batches: dict[str, _Batch] = {}
 
     def take(self, batch: Sequence[AdmittedRequest]) -> None:
+        """Queue a batch, which runs when a slot is free."""
         new_batch = _Batch({name: live.work.kind for name, _, live, _ in batch})
         self._batches.update(dict.fromkeys(new_batch.requests, new_batch))
         self.busy.begin(self._clock.time())
@@ -63,6 +64,7 @@ class BatchReplica:
         self._next()
 
     def _next(self) -> None:
+        """Begin queued batches while slots are free; each ends after the seconds that the profile says."""
         while self._queue and self._running_count < self._slots:
             batch = self._queue.popleft()
             if batch.requests:
@@ -72,6 +74,7 @@ class BatchReplica:
                 batch.timer = self._clock.call_at(self._clock.time() + seconds, partial(self._done, batch))
 
     def _done(self, batch: _Batch) -> None:
+        """End a batch whose time is over, and report its requests to the port."""
         names = list(batch.requests)
         self._end_batch(batch)
         for name in names:
@@ -79,6 +82,7 @@ class BatchReplica:
         self._port.end_requests(names)
 
     def _end_batch(self, batch: _Batch) -> None:
+        """Free the slot of a batch that is done, or that has no request left."""
         if batch.timer is not None:
             batch.timer.cancel()
             self._running_count -= 1
@@ -86,6 +90,7 @@ class BatchReplica:
         self._next()
 
     def drop(self, name: str) -> bool:
+        """Cancel a request. Return False if the replica does not have it."""
         batch = self._batches.pop(name, None)
         if batch is None:
             return False
@@ -114,6 +119,7 @@ class LlmReplica:
         self.busy = Busy()
 
     def take(self, batch: Sequence[AdmittedRequest]) -> None:
+        """Add the requests of a batch to the timeline, with the tokens that something waits for."""
         for name, priority, live, flow_request in batch:
             warmup = live.work.warmup
             request = Request(name, live.work.kind, None, priority=priority, stream=True, background=warmup)
@@ -132,6 +138,7 @@ class LlmReplica:
         self._timeline.advance()
 
     def _finished(self, job: Job) -> None:
+        """Record a job that the timeline has done: what it found in the cache, its first token, and its end."""
         name = job.request.id
         del self._jobs[name]
         self.busy.end(self._clock.time())
@@ -144,6 +151,7 @@ class LlmReplica:
         self._port.end_requests((name,))
 
     def drop(self, name: str) -> bool:
+        """Cancel a request. Return False if the replica does not have it."""
         job = self._jobs.pop(name, None)
         if job is None:
             return False
@@ -161,6 +169,7 @@ class _Listener:
     tokens: int = field(default=0)
 
     def put(self, piece: Piece) -> None:
+        """Count the tokens of a piece. The first one ends the prefilling, and each is reported to the query."""
         self.tokens += len(piece.text)
         if self.tokens == 1:
             self.port.first(piece.request_id)
@@ -202,6 +211,7 @@ class ReplayPort:
         return tuple(replica.busy.until(end) for replica in self._replicas.values())
 
     def enqueue(self, live: LiveWork) -> None:
+        """Queue the requests of a work at the engine's scheduler, unless the work was given up before."""
         if live.has_ended:
             return
         work, query = live.work, live.query
@@ -251,6 +261,7 @@ class ReplayPort:
             self._carry_out(order)
 
     def _carry_out(self, order: Instruction) -> None:
+        """Carry out an instruction of the scheduler: start a batch at a replica, or cancel requests there."""
         if isinstance(order, RunBatch):
             now = self._clock.time()
             self.batches, self.requests = self.batches + 1, self.requests + len(order.requests)

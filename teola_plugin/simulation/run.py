@@ -99,6 +99,7 @@ async def _run_queries(
     goals: Mapping[str, float],
     progressed: Callable[[], object],
 ) -> Run:
+    """Make engines and apps on a new pool, call the apps as queries arrive, and return the measured run."""
     results = tuple(QueryOutcome(arrival.app, arrival.at) for arrival in arrivals)
     engines = cluster.make_engines(
         {arrival.mark: arrival.output_tokens for arrival in arrivals if arrival.mark and arrival.output_tokens}
@@ -110,6 +111,7 @@ async def _run_queries(
         measured.start()
 
         async def query(number: int, arrival: Arrival) -> None:
+            """Wait for the query's arrival and run it, traced under its number."""
             await asyncio.sleep(arrival.at - measured.now())
             meter.number.set(number)
             current_request_context.set(RequestContext(app=arrival.app, goal=goals.get(arrival.app)))
@@ -123,6 +125,7 @@ async def _run_queries(
 
 
 async def _build_app(make: Make, pool: EnginePool) -> Ask:
+    """Make an app on the pool, and return the function that calls it."""
     app = make(pool)
     if inspect.isawaitable(app):
         app = await app
@@ -130,6 +133,7 @@ async def _build_app(make: Make, pool: EnginePool) -> Ask:
 
 
 async def _run_query(ask: Ask, value: Any, result: QueryOutcome, measured: Meter) -> None:
+    """Call the app, and record its end and the error, if it raised one."""
     try:
         await ask(value)
     except Exception as error:  # of the user's app
@@ -175,6 +179,7 @@ def figures(run: Run, idle: Mapping[str, float], *, slo: float = SLO) -> dict[st
 def _query_figures(
     queries: Sequence[QueryOutcome], idle: Mapping[str, float], slo: float, seconds: float
 ) -> dict[str, Any]:
+    """Return figures of these queries as JSON-ready data; `figures` says more. `seconds`: duration of the run."""
     succeeded = [query for query in queries if not query.error]
     within_slo = sum(query.seconds <= slo * idle[query.app] for query in succeeded)
     firsts = [query.first_token - query.at for query in succeeded if query.first_token is not None]
@@ -194,6 +199,7 @@ def _query_figures(
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Return mean and quantiles of values; None without any."""
     if not values:
         return None
     quantiles = {f"p{round(100 * share)}": round(quantile(values, share), 4) for share in (0.5, 0.95, 0.99)}

@@ -47,6 +47,7 @@ class Flow(Joins):
     order: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        """Keep each component and each pair of the order once. Raise GraphError if two components share a name."""
         by_name: dict[str, Component] = {}
         for one in self.components:
             if by_name.setdefault(one.name, one) != one:

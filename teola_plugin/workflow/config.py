@@ -81,6 +81,7 @@ def _name(pair: tuple[str, Any]) -> str:
 
 
 def _pairs(values: Mapping[str, Any], settings: dict[str, dict[str, Setting]]) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Yield ((component, setting), value) for all forms in which settings may be named; see `config_of`."""
     for key, value in values.items():
         if key in settings and isinstance(value, Mapping):
             for name, inner in value.items():

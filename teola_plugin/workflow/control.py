@@ -38,6 +38,7 @@ class Condition(Component):
         return Value(decomposition.add(part, self._tested()), Kind.FLAG)
 
     def _tested(self) -> Callable[[Any], bool]:
+        """Return the function that gives the truth of a value: the user's test, or a look at its first word."""
         given_test, yes = self.test, self.yes.lower()
         if given_test is not None:
             test = given_test
@@ -45,6 +46,7 @@ class Condition(Component):
 
         @simple(text_size)
         def holds(value: Any) -> bool:
+            """Return True for a text whose first word is `yes`, and for any other value that is not empty."""
             if not isinstance(value, str):
                 return bool(value)
             words = value.lower().split()
@@ -71,6 +73,7 @@ class Holding(Component):
         return tuple(dict.fromkeys(names))
 
     def configured(self, values: Mapping[str, Mapping[str, Any]]) -> Component:
+        """Return a copy with the settings in `values`, for itself and the components in its bodies."""
         component = super().configured(values)
         fields = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
         changed: dict[str, Any] = {n: configured(flow, values) for n, flow in fields.items() if isinstance(flow, Flow)}
@@ -92,6 +95,7 @@ def moved(flow: Flow, renamed: Callable[[str, str], str]) -> Flow:
 
 
 def _moved(component: Component, renamed: Callable[[str, str], str]) -> Component:
+    """Return a component that uses other collections, as do those in its bodies. One of each query's own stays."""
     fields = {f.name: getattr(component, f.name) for f in dataclasses.fields(component)}
     changed: dict[str, Any] = {name: moved(flow, renamed) for name, flow in fields.items() if isinstance(flow, Flow)}
     collection = fields.get("collection")
@@ -118,6 +122,7 @@ class Branch(Holding):
     otherwise: Joinable | str | None = None
 
     def __post_init__(self) -> None:
+        """Convert both ways to flows. Raise GraphError for an empty one."""
         super().__post_init__()
         object.__setattr__(self, "then", body_of(self.then, f"{self.name}.then"))
         if not isinstance(self.otherwise, (str, type(None))):
@@ -128,6 +133,7 @@ class Branch(Holding):
         return sources | ({"otherwise": self.otherwise} if isinstance(self.otherwise, str) else {})
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the branch with both arms. Arms that only search may begin before an engine has decided which runs."""
         assert isinstance(self.then, Flow)
         then_body, else_body = decomposition.new_body(self.then), self._other(decomposition)
         kind = then_body.kind if then_body.kind is else_body.kind else Kind.ANY
@@ -143,6 +149,7 @@ class Branch(Holding):
         return Value(ref, kind)
 
     def _other(self, decomposition: Decomposition) -> Body:
+        """Lower the second arm: a flow, a value that is read as it is, or None."""
         if isinstance(self.otherwise, Flow):
             return decomposition.new_body(self.otherwise)
         value = decomposition.read("otherwise") if isinstance(self.otherwise, str) else None
@@ -185,6 +192,7 @@ class Map(Holding):
         return (self.each,)
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the map with its flow as body, which reads one item of the list."""
         assert isinstance(self.flow, Flow)
         items = decomposition.read("over")
         width = items.width if isinstance(items.width, int) else None
@@ -210,6 +218,7 @@ class Loop(Holding):
     max_rounds: int = setting(3, "rounds at most", minimum=1, maximum=64)
 
     def __post_init__(self) -> None:
+        """Convert the body to a flow. Raise an error if `until` or `result` names no component of it."""
         super().__post_init__()
         check_name(self.carry, "carried value's")
         flow = body_of(self.flow, f"{self.name}.flow")
@@ -224,6 +233,7 @@ class Loop(Holding):
         return (self.carry,)
 
     def _result(self) -> str:
+        """Return the component of the flow whose value a round gives."""
         assert isinstance(self.flow, Flow)
         rest = tuple(one for one in self.flow if one.name != self.until)
         names = {one.name for one in rest}
@@ -231,11 +241,13 @@ class Loop(Holding):
         return self.result or last_of(Flow(rest, order), f"{self.name}.flow")
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the loop with its flow as body, and read the carried value of its last round."""
         assert isinstance(self.flow, Flow)
         flow, max_rounds, init, until = self.flow, self.max_rounds, decomposition.read("init"), self.until
         carried: list[Value] = []
 
         def round_of(body: Decomposition) -> Value:
+            """Lower one round: its carried value is what the flow reads, and its result is carried on."""
             draft = body.call("draft", _draft, state=Ref(CARRY))
             values = body.lower(flow, **{self.carry: Value(draft, init.kind)})
             result = values[self._result()]
@@ -265,6 +277,8 @@ def _draft(state: Mapping[str, Any]) -> Any:
 
 
 def _next(max_rounds: int) -> Callable[..., dict[str, Any]]:
+    """Return the function that makes the state after a round, which says if there is to be another one."""
+
     @on_loop
     def state(state: Mapping[str, Any], value: Any, until: Any = False) -> dict[str, Any]:
         rounds = state["rounds"] + 1

@@ -125,6 +125,7 @@ class Stream:
             self._log.close()
 
     def __iter__(self) -> Iterator[str]:
+        """Yield the answer's text as it is written. Raise the query's error. Leaving early cancels the query."""
         some = False
         try:
             for piece in self._log:
@@ -136,6 +137,7 @@ class Stream:
             raise
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        """Yield the answer's text as it is written, in a loop. Leaving it early cancels the query."""
         some = False
         try:
             async for piece in self._log:
@@ -234,6 +236,7 @@ class Deployment:
         return Stream(running, live, pieces)
 
     def _need_thread(self) -> None:
+        """Raise RegistrationError for a sync call of a pool that runs on the caller's own loop."""
         if isinstance(self.pool.runtime.loop, SameLoop):
             raise RegistrationError(
                 "the pool runs on this very loop, which nobody may block.", hint="use arun, or astream"
@@ -242,6 +245,7 @@ class Deployment:
     def _begin(
         self, inputs: Given, config: Given | None, options: Mapping[str, Any], pieces: PieceLog | None = None
     ) -> tuple[Running, QueryRun]:
+        """Plan a query and submit it to the pool. `pieces`: log that gets its text as it is written."""
         settings = self.configured(config)
         lowered = self.workflow.lower(settings)
         values = self.workflow.bind(inputs)
@@ -263,6 +267,7 @@ class Deployment:
         return running, live
 
     def _query(self, lowered: Lowered, values: dict[str, Any], request_context: RequestContext) -> Query:
+        """Create the query with its inputs, and with a new collection if it uploads documents for itself alone."""
         collection = {THIS_QUERY: f"query_{uuid.uuid4().hex}"} if lowered.temporary else {}
         return Query(
             {"input": values | collection},

@@ -32,6 +32,7 @@ class Calling(Component):
     """What it returns, where its annotation (`str`, `list[str]`, `bool`, `list[Hit]`) does not say it."""
 
     def __post_init__(self) -> None:
+        """Raise an error without a function, unless an engine does the work, and for `reads` that fit no parameter."""
         super().__post_init__()
         if not callable(self.function) and not getattr(self, "engine", ""):
             raise GraphError(
@@ -65,6 +66,7 @@ class Calling(Component):
             return Kind.ANY
 
     def part(self, decomposition: Decomposition, role: Role, effects: tuple[Effect, ...] = ()) -> Value:
+        """Add the call of the function as one primitive of this role, and return its value."""
         inputs = tuple((name, decomposition.ref(name)) for name in self.sources())
         return Value(
             decomposition.add(Part(decomposition.part(), role, inputs, effects=effects), called(self.function)),
@@ -106,6 +108,7 @@ class Tool(Calling):
         return {self.engine: (PrimitiveKind.TOOL,)} if self.engine else {}
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the tool: a request to its engine, or a call of the user's function."""
         if not self.engine:
             return self.part(decomposition, Role.CALL if self.read_only else Role.TOOL)
         tool, read_only = self.tool or getattr(self.function, "__name__", self.name), self.read_only
@@ -132,6 +135,7 @@ def called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _awaited(coroutine: Any) -> Any:
+    """Run a coroutine to its end and return its value, on a thread of its own if a loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -108,6 +108,7 @@ class Generation(Asking):
     json_schema: str = ""
 
     def __post_init__(self) -> None:
+        """Raise an error for `reads` without a variable in the prompt, and for an unknown spelling of lists."""
         super().__post_init__()
         check_reads(self.name, self.reads, self.prompt.variables, "variable of the prompt")
         if self.items not in SPELLINGS:
@@ -120,6 +121,7 @@ class Generation(Asking):
         return {name: self.reads.get(name, name) for name in self.prompt.variables}
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the generation and what reads its text, or the items of its list, from the result."""
         values = {name: decomposition.read(name) for name in self.prompt.variables}
         if not self.items:
             text = self.ask(decomposition, self.prompt, values, json_schema=self.json_schema)
@@ -242,12 +244,14 @@ class Synthesis(Asking):
     fanout: int = setting(8, "tree: answers that are put together at a time", minimum=2)
 
     def __post_init__(self) -> None:
+        """Raise RegistrationError for a prompt that lacks a variable, or has an unknown one."""
         super().__post_init__()
         check_variables(f"{self.name}.prompt", self.prompt, {"question", "context"})
         check_variables(f"{self.name}.refine_prompt", self.refine_prompt, {"question", "answer", "context"})
         check_variables(f"{self.name}.combine_prompt", self.combine_prompt, {"question", "answers"})
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Pack the passages into texts, and add the answer from these as `mode` says."""
         context = decomposition.read("context")
         budget = _CHARACTERS * self.context_tokens if self.mode == "compact" else 0
         texts = decomposition.call("texts", packer(budget), passages=context.ref)
@@ -275,6 +279,8 @@ class Synthesis(Asking):
         return decomposition.hold("refine", Role.FOLD, inputs, decomposition.made_by_hand(refined))
 
     def _tree(self, decomposition: Decomposition, question: Value, texts: Ref, context: Value) -> Ref:
+        """Add an answer from each text, and rounds that combine `fanout` answers at a time until one is left."""
+
         def leaf(body: Decomposition) -> Value:
             values = {"question": body.read("question"), "context": _text(ITEM)}
             return Value(self.write(body, self.prompt, values, "leaf"), Kind.TEXT)
@@ -317,6 +323,8 @@ def _next_level(answers: Sequence[str]) -> Mapping[str, Any]:
 
 
 def grouper(size: int) -> Callable[..., list[list[str]]]:
+    """Return a function that cuts a list of answers into groups of `size`."""
+
     @simple(text_size)
     def groups(answers: Sequence[str]) -> list[list[str]]:
         return [list(answers[at : at + size]) for at in range(0, len(answers), size)]
@@ -329,6 +337,7 @@ def packer(budget: int) -> Callable[..., list[str]]:
 
     @simple(text_size)
     def texts(passages: Any) -> list[str]:
+        """Pack the passages in their order, each into the last text if it fits there."""
         several = isinstance(passages, (list, tuple))
         passage_texts = [text_of(one) for one in (passages if several else [passages])]
         packed: list[str] = []

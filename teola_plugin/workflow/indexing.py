@@ -41,6 +41,7 @@ class WordWindows:
     chunk_overlap: int
 
     def split_text(self, text: str) -> list[str]:
+        """Return the windows of a text; none for an empty one. Words are separated by white space."""
         words = text.split()
         step = self.chunk_size - self.chunk_overlap
         starts = range(0, max(1, len(words) - self.chunk_overlap), step)
@@ -65,6 +66,7 @@ class Chunking(Component):
         check_sizes(self.name, self.chunk_size, self.chunk_overlap)
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the chunking of the documents, with an estimate of the number of chunks."""
         split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
         documents = decomposition.ref("documents")
         part = Part(decomposition.part(), Role.CHUNKING, named(documents=documents))
@@ -81,6 +83,7 @@ class Embedding(Component):
     role: Literal["", "query", "document"] = ""
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the embedding of a text, or of each text or chunk of a list."""
         texts = decomposition.read("texts")
         role = self.role or ("document" if texts.kind is Kind.CHUNKS else "query")
         part = Part(
@@ -110,6 +113,7 @@ class Ingestion(Component):
     engine: str = on_engine("store", _K.INGESTION)
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the ingestion of chunks with their vectors, which writes to the collection."""
         chunks = decomposition.read("chunks")
         part = Part(
             decomposition.part(),
@@ -145,6 +149,7 @@ class Indexing(Component):
         check_sizes(self.name, self.chunk_size, self.chunk_overlap)
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add chunking, embedding and ingestion of the documents as one component, which writes to the collection."""
         split, estimate = chunker(self.splitter, self.chunk_size, self.chunk_overlap)
         documents = decomposition.ref("documents")
         width = Estimate(documents, estimate)
@@ -206,6 +211,7 @@ def chunker(
     ready = splitter(chunk_size=size, chunk_overlap=overlap)
 
     def split(documents: Any) -> tuple[Chunk, ...]:
+        """Return the chunks of all documents, equal ones once."""
         chunks: dict[str, Chunk] = {}
         for document in documents_of(documents):
             for text in ready.split_text(document.text):
@@ -214,6 +220,7 @@ def chunker(
         return tuple(chunks.values())
 
     def estimate(documents: Any) -> int:
+        """Estimate the number of chunks of all documents, from how the beginning of the longest one is split."""
         texts = [document.text for document in documents_of(documents) if document.text]
         sample = max(texts, key=len, default="")[:_SAMPLE]
         length = len(sample) / max(1, len(ready.split_text(sample)))  # in characters, whatever the splitter counts

@@ -102,6 +102,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _vector(value: Any) -> tuple[float, ...]:
+    """Return a vector as floats. Raise TypeError for another value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"it is a {type(value).__name__}")
     try:
@@ -111,6 +112,7 @@ def _vector(value: Any) -> tuple[float, ...]:
 
 
 def _passages(value: Any) -> tuple[Any, ...]:
+    """Return passages as they are, or documents as passages with a score of 0. Raise TypeError for another value."""
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Hit) for one in value):
         return tuple(value)
     documents = documents_of(value)

@@ -67,6 +67,7 @@ class Searching(_Finding):
         return self.find(decomposition, decomposition.read("query"))
 
     def search(self, decomposition: Decomposition, query: Value, suffix: str) -> Ref:
+        """Add a search with a vector, or with the embedding of a text; one for each item of a list."""
         vectors = query.kind in (Kind.VECTOR, Kind.VECTORS)
         part = Part(
             decomposition.part(suffix),
@@ -100,6 +101,7 @@ class WebSearch(_Finding):
         return self.find(decomposition, decomposition.read("query"))
 
     def search(self, decomposition: Decomposition, query: Value, suffix: str) -> Ref:
+        """Add a search by words; one for each item of a list."""
         part = Part(
             decomposition.part(suffix),
             Role.SEARCHING,
@@ -122,6 +124,7 @@ class Reranking(Component):
     engine: str = on_engine("reranker", _K.RERANKING)
 
     def decompose(self, decomposition: Decomposition) -> Value:
+        """Add the scoring of the passages, and the choice of the `k` best ones."""
         passages = decomposition.read("passages")
         part = Part(
             decomposition.part("scores"),

@@ -76,6 +76,7 @@ def documents_of(value: Any) -> list[Document]:
 
 
 def _document(value: Any) -> Document:
+    """Convert a text, a mapping or a framework's document. Raise TypeError for another value."""
     if isinstance(value, Document):
         return value
     if isinstance(value, Mapping):

@@ -87,6 +87,7 @@ class Workflow:
         check_order(self.lower(Config()).traced.template)
 
     def _check_outputs(self) -> None:
+        """Raise GraphError if `output` or `sources` names no component of the flow."""
         names = [one.name for one in self.flow]
         for role, name in (("output", self.output), ("sources", self.sources)):
             if name and name not in names:
@@ -204,6 +205,7 @@ def _kinds(flow: Flow, name: str) -> list[tuple[Kind, ...]]:
 
 
 def _lower(workflow: Workflow, flow: Flow) -> Lowered:
+    """Return the template of a workflow under one configuration, whose settings `flow` has, and what a result shows."""
     scope = Scope()
     scope.draft.names.add(OUTPUTS)
     scope.values = {one.name: Value(Ref(INPUT, (one.name,)), one.kind) for one in workflow.inputs}
@@ -262,6 +264,7 @@ def check_order(template: WorkflowTemplate) -> None:
 
 
 def _check(graph: Graph) -> None:
+    """Raise GraphError if two primitives write and read one resource in no certain order, also inside fragments."""
     touching = [(p, e) for p in graph for e in p.effects if e.resource != "*"]
     for writer, written in touching:
         for reader, read in touching:
