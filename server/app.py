@@ -313,8 +313,7 @@ _OWN_ADDRESSES = ("/v1/activity", "/v1/queries", "/v1/rerank")
 
 
 def _on_invalid_body(request: Request, error: Any) -> Response:
-    """Answer a request whose body or parameters do not fit the schema, in the form of the request's protocol. FastAPI
-    calls it."""
+    """Answer a request whose body or parameters do not fit the schema, in its protocol's form. FastAPI calls it."""
     path = request.url.path
     protocol = "Anthropic" if speaks_anthropic(path, request.headers) else "OpenAI"
     is_own = path.startswith(_OWN_ADDRESSES)

@@ -209,8 +209,7 @@ class RequestHeaders:
 
 
 def _name(headers: Mapping[str, str], name: str) -> str:
-    """Return the name that a header gives, of a query, app or gang; empty if it is absent. Raise `HttpError` if it is
-    malformed."""
+    """Return the name in a header, of a query, app or gang; empty if it is absent. Raise `HttpError` if malformed."""
     value = headers.get(name, "")
     if value and not _ID.fullmatch(value):
         raise _malformed(name, value, "up to 128 letters, digits and the signs _ . : -")
@@ -218,8 +217,7 @@ def _name(headers: Mapping[str, str], name: str) -> str:
 
 
 def _seconds(headers: Mapping[str, str], name: str) -> float | None:
-    """Return the seconds that a header gives, for a deadline or a goal; None if it is absent. Raise `HttpError` unless
-    they are positive."""
+    """Return the seconds in a header, for a deadline or goal; None if absent. Raise `HttpError` unless positive."""
     value = headers.get(name)
     if value is None:
         return None
@@ -233,8 +231,7 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
 
 
 def _depth(headers: Mapping[str, str]) -> int:
-    """Return the number of later requests that the depth header announces; 0 if it is absent. Raise `HttpError` if it
-    is malformed."""
+    """Return the number of later requests, as the depth header says; 0 if it is absent. Raise `HttpError`."""
     value = headers.get(DEPTH, "0")
     if not (value.isascii() and value.isdigit() and len(value) <= 4):
         raise _malformed(DEPTH, value, "a whole number from 0 to 9999")

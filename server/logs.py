@@ -62,8 +62,7 @@ class JsonLines(Lines):
     and `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as one line of JSON: the fields of a request line, or the logger, message and error of any
-        other."""
+        """Return a record as one line of JSON: the fields of a request line, or logger, message and error."""
         line: dict[str, Any] = {"time": round(record.created, 6), "level": record.levelname.lower()}
         fields = getattr(record, "fields", None)
         if fields is not None:

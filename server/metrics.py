@@ -82,8 +82,7 @@ class _CurrentFigures:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current figures of queries, the queue and engines. Prometheus' registry calls it whenever it is
-        read."""
+        """Yield the current figures of queries, the queue and engines. Prometheus' registry calls it at each scrape."""
         service = self._service
         admission, live = service.admission, service.live
         yield GaugeMetricFamily("teola_queries_running", "Queries under way", value=len(live.running))

@@ -200,8 +200,7 @@ class Service:
         charged = session.tokens - session.outside_tokens
 
         def charge_rest(future: Future[QueryTrace | None]) -> None:
-            """Charge the key for tokens of the trace that the session has not charged yet. Called in the thread that
-            ends the trace."""
+            """Charge the key for tokens that the session has not charged. Called in the thread that ends the trace."""
             trace = None if future.cancelled() or future.exception() else future.result()
             tokens = 0 if trace is None else sum(span.tokens + span.written for span in trace.spans)
             if tokens > charged and not loop.is_closed():

@@ -234,8 +234,7 @@ class ServerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> ServerSettings:
-        """Raise `ValueError` for settings that contradict each other, or that would open a server without keys to
-        others."""
+        """Raise `ValueError` for settings that contradict each other, or open a server without keys to others."""
         if bool(self.certificate) != bool(self.private_key):
             raise ValueError("TLS needs both certificate and private_key")
         for field in ("name", "hash"):

@@ -381,8 +381,7 @@ class Documents:
             raise too_large(name, max_bytes)
 
     async def _check_room(self, caller: Caller, size: int) -> None:
-        """Raise `HttpError` (413) if a document of `size` bytes would exceed what its tenant may store, in bytes or in
-        number."""
+        """Raise `HttpError` (413) if one more document, of `size` bytes, exceeds what its tenant may store."""
         max_bytes = min(caller.key.max_kept or self.settings.max_kept, self.settings.max_kept)
         if await self.store.total_bytes(caller.tenant) + size > max_bytes:
             hint = "delete some of GET /v1/files, or let them expire"
@@ -409,8 +408,7 @@ class Documents:
         self._check_number(body.get("messages"))
 
         async def store_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-            """Store the document of one part of a message, unless it is stored already. Return a part that names it by
-            its id."""
+            """Store the document in a part of a message, unless it is stored. Return a part that names it by its id."""
             document = parse_document(part)
             if document.id:
                 file = await self.get(caller.tenant, document.id)

@@ -166,8 +166,7 @@ RUNNABLE = AppProtocol(_runnable_input, _runnable_answer, _runnable_stream, _run
 
 
 async def _query_stream(fast: Any, request: AppRequest, settings: AppSettings) -> Pieces:
-    """Yield the answer of a query engine of LlamaIndex: its tokens and then the whole, or the whole alone if it does
-    not stream."""
+    """Yield the answer of a query engine of LlamaIndex: its tokens, if it streams, and then the whole."""
     response = await fast.aquery(request.value)
     tokens = getattr(response, "async_response_gen", None)
     if tokens is None:

@@ -68,8 +68,7 @@ class TextEngine:
         return await self._answers(requests, tools, session)
 
     async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
-        """Yield the engine's answers to a chat, piece by piece; each choice ends with a delta that holds the whole of
-        it."""
+        """Yield the engine's answers to a chat in pieces; the last delta of each choice holds the whole of it."""
         requests, tools = self._chat_requests(body, session)
         async with aclosing(self._stream_answers(requests, tools, session)) as deltas:
             async for delta in deltas:
@@ -122,8 +121,7 @@ class TextEngine:
     async def _answers(
         self, requests: Sequence[Generate], tools: ToolText | None, session: RequestSession
     ) -> list[Answer]:
-        """Send requests to the engine as one call, and return their answers once all are whole. Charge the session for
-        the tokens."""
+        """Send requests to the engine as one call. Charge the session, and return the answers once all are whole."""
         with session.at_call_position() as run:
             handle = self.pool.call(PrimitiveKind.PREFILLING, self.name, requests, run=run)
         answers = [_answer(value, tools) for value in await handle]

@@ -97,8 +97,7 @@ async def _forget(saver: Any, threads: Iterable[str]) -> None:
 
 
 def _check(app: App) -> None:
-    """Raise `RegistrationError` for an app that cannot leave its checkpoints to the server: no graph, or one that has
-    its own."""
+    """Raise `RegistrationError` for an app whose checkpoints the server cannot store: no graph, or one with its own."""
     if not hasattr(app.fast, "checkpointer"):
         message = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."
         raise RegistrationError(message, hint="leave its checkpoints out")

@@ -229,8 +229,7 @@ async def ticket(request: Request, id: str) -> Response:
 
 @router.get("/pages/queries/{name}", include_in_schema=False)
 async def by_ticket(request: Request, name: str) -> Response:
-    """Return the page of the query that a ticket stands for; the ticket is used up. Raise `HttpError` (404) for an
-    invalid one."""
+    """Return the page of the query that a ticket stands for, and use the ticket up. Raise `HttpError` (404)."""
     service = service_of(request)
     query = request.app.state.tickets.redeem(name, service.clock())
     if query is None:

@@ -138,8 +138,7 @@ class ChatChunks:
         self._ends: list[Answer] = []
 
     def chunks_of(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the chunks that a delta becomes: the role before the first one of a choice, text, tool calls, and the
-        end."""
+        """Return the chunks that a delta becomes: the role, once for each choice, then text, tool calls and the end."""
         role = {"role": "assistant", "content": "", "refusal": None}
         chunks = [] if delta.index in self._begun_choices else [self._chunk(delta.index, role)]
         self._begun_choices.add(delta.index)

@@ -241,8 +241,7 @@ def _document_parts(source: Mapping[str, Any], title: Any, field: str) -> Iterat
 
 
 def _chat_tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return a tool of Anthropic's form as chats have it. Raise `HttpError` for tools that a server would run, and for
-    malformed ones."""
+    """Return a tool of Anthropic's form as chats have it. Raise `HttpError` for malformed and built-in ones."""
     if tool.get("type", "custom") != "custom":
         reason = f"there is no tool of type {tool.get('type')!r:.80} here."
         raise unsupported(f"tools.{at}", reason, _NO_SERVER_TOOLS)

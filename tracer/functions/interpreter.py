@@ -321,8 +321,7 @@ class FunctionInterpreter:
         return Expression(code, *merge_inputs(known_parts)) if is_small(code) else None
 
     def _expression_of_dictionary(self, fields: Fields) -> Expression | None:
-        """Return an expression that makes a dictionary; None if part of it is not known or changed in place, or if it
-        is large."""
+        """Return an expression that makes a dictionary; None if it is large, changed in place or not all known."""
         if fields.base is not None or fields.attributes or self.mutations.has_inside(fields):
             return None
         expressions = [self.to_expression(item) for item in fields.items.values()]

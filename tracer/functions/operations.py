@@ -221,8 +221,7 @@ def written_value(interpreter: FunctionInterpreter, value: Symbol) -> Symbol:
 
 
 def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
-    """Return one part of an f-string: its literal text, the value of a field, or an expression if the field has a
-    format."""
+    """Return one part of an f-string: a literal text, a value, or an expression for a field with a format."""
     if isinstance(part, ast.Constant):
         return str(part.value)
     assert isinstance(part, ast.FormattedValue)

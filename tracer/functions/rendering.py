@@ -136,16 +136,14 @@ class Renderer:
         return render
 
     def _dictionary(self, symbol: Fields) -> Render:
-        """Return the function that builds a dictionary. Raise `NotUnderstood` for an object of which only fields are
-        known."""
+        """Return the function that builds a dictionary. Raise `NotUnderstood` if nothing but fields is known of it."""
         if symbol.fields_only:
             raise NotUnderstood("an object of which nothing but fields is known")
         base = None if symbol.base is None else self._input(symbol.base)
         items = {key: self.value(item) for key, item in symbol.items.items()}
 
         def render(values: Mapping[str, Any]) -> Rendered:
-            """Return the dictionary, and True if all its values are there. Raise `UnfitValue` if its base is no
-            dictionary."""
+            """Return the dictionary, and True if it is complete. Raise `UnfitValue` if its base is no dictionary."""
             base_value, complete = ({}, True) if base is None else base(values)
             if complete and type(base_value) is not dict:
                 raise UnfitValue("keys are added to what is no dictionary")
@@ -169,8 +167,7 @@ class Renderer:
             fields["id"] = Renderer(self.to_ref, self.inputs).value(message_id)
 
         def render(values: Mapping[str, Any]) -> Rendered:
-            """Return the object, and True if all its fields are there. Raise `UnfitValue` for fields that are not plain
-            data."""
+            """Return the object, and True if it is complete. Raise `UnfitValue` for fields that are not plain data."""
             rendered = {key: item(values) for key, item in fields.items()}
             if not all(is_plain(value) for value, _ in rendered.values()):
                 raise UnfitValue("a message is made of objects whose methods are not known")

@@ -155,8 +155,7 @@ def _bare_value(variables: Mapping[str, Any]) -> Any:
 
 
 def _retrieval(draft: Draft, leaf: RetrievalLeaf, query: Ref, preferred_name: str, scope: Names) -> Ref:
-    """Add a retrieval whose embedding and search run on engines, and the documents that the framework makes of the
-    hits."""
+    """Add a retrieval on engines, embedding and search, and the documents that the framework makes of the hits."""
     name = draft.name(preferred_name, *DERIVED, "documents")
     component = Component(
         name,

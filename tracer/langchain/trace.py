@@ -169,6 +169,7 @@ class _Location:
         return replace(self, path=path, run_path=run_path, prefix=self.part_name(key), owns_prefix=True)
 
     def at_step(self, index: int, *, owns_prefix: bool) -> _Location:
+        """Return the location of a sequence's step at this index. Bound arguments go to the first step alone."""
         return replace(
             self,
             path=f"{self.path}.steps[{index}]",
@@ -279,6 +280,7 @@ class _ChainTracer:
         return merge(record, assigned.items), span
 
     def _lower_binding(self, node: RunnableBinding[Any, Any], value: Value, location: _Location) -> Lowered:
+        """Lower the bound Runnable with the binding's arguments; callbacks in its config may make models stream."""
         may_stream = location.may_stream or streams(handlers_in(node.config.get("callbacks")))
         kwargs = {**node.kwargs, **location.kwargs}
         bound_location = replace(location, path=f"{location.path}.bound", kwargs=kwargs, may_stream=may_stream)
@@ -333,8 +335,7 @@ class _ChainTracer:
             return items
 
         def check(items: Any) -> Any:
-            """Return the items unchanged. Raise what reading a missing key raises, as the original would before its
-            first call."""
+            """Return the items unchanged. Raise for a missing key, as the original would before its first call."""
             for item in items_of(items):
                 for path in keys + (variables if isinstance(item, dict) else ()):
                     read_path(item, path)
@@ -477,6 +478,7 @@ class _ChainTracer:
         return self._finish_leaf(node, location, result, before)
 
     def _pack_tuple(self, items: list[Value], location: _Location) -> Ref:
+        """Add a CALL that makes a tuple of several values, as `itemgetter` with several keys returns it."""
         name = self._draft.name(location.part_name("items"))
         inputs = {str(i): self._draft.materialize(item, name, location.run_path) for i, item in enumerate(items)}
         pack = on_loop(lambda **values: tuple(values[key] for key in inputs))
@@ -493,7 +495,7 @@ class _ChainTracer:
         return self._draft.call(name, call, location.run_path, value=value)
 
     def _lower_passthrough(self, node: RunnablePassthrough[Any], value: Value, location: _Location) -> Lowered:
-        """Return the input unchanged. A function that is called beside becomes an OPAQUE component."""
+        """Return the input unchanged. A function that is called with it, for its side effects, becomes OPAQUE."""
         if node.func is None and node.afunc is None:
             return self._without_component(node, location, value)
         reason = "passes its input on, and calls your function beside: a side effect"

@@ -168,6 +168,7 @@ def lower_node(
     def lower_graph(
         interpreter: FunctionInterpreter, graph: Runnable[Any, Any], graph_input: Symbol, is_async: bool
     ) -> Symbol | None:
+        """Add what a graph that the node's function calls is certain to ask for. Return its result; None if unknown."""
         lowered = _lower_graph(interpreter.draft, graph, graph_input, interpreter.name, find_leaves, is_async, depth)
         if lowered is None:
             return None

@@ -394,6 +394,7 @@ class _StepReader:
     # ------------------------------------------------------------ models, retrievers and engines
 
     def _call_llm(self, llm: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret a step's call of an LLM: a component makes the same provider call. Unknown if not understood."""
         is_async, base_name = name.startswith("a"), name.removeprefix("a")
         values, symbols = arguments.keywords, arguments.symbols
         if base_name not in ("complete", "chat", "predict") or symbols is None or not arguments.complete:
@@ -552,6 +553,7 @@ def _make_event(kind: type, interpreter: FunctionInterpreter, arguments: Argumen
 
 
 def _make_message(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret `ChatMessage(...)`; unknown for arguments that are not known by name."""
     fields = dict(arguments.keywords)
     is_known, role = known_value(fields.get("role", UNKNOWN_VALUE))
     if is_known and type(role) is MessageRole:
@@ -560,6 +562,7 @@ def _make_message(interpreter: FunctionInterpreter, arguments: Arguments) -> Sym
 
 
 def _format_prompt(template: PromptTemplate, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret `template.format(...)` as a text that the framework makes once the variables are known."""
     if arguments.positional or not arguments.complete:
         return UNKNOWN_VALUE
     try:
@@ -571,6 +574,7 @@ def _format_prompt(template: PromptTemplate, interpreter: FunctionInterpreter, a
 
 
 def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret `node.get_content()` as a text that is read at run time, from a node of LlamaIndex's classes."""
     if arguments.all_items():
         return UNKNOWN_VALUE
 

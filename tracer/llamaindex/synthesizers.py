@@ -93,8 +93,7 @@ class RefineSteps:
         return cls(synth, qa, refine, helper, parts.response_padding_size)
 
     def pack(self, query: str, texts: Sequence[str], llm: Any) -> list[str]:
-        """Return the chunks that the original asks about, one after the other: texts packed into prompts, and split to
-        fit."""
+        """Return the chunks that the original asks about, in order: texts packed into prompts, and split to fit."""
         if isinstance(self.synth, CompactAndRefine):
             replaced = {"text_qa_template": self.qa, "refine_template": self.refine, "prompt_helper": self.helper}
             texts = compact_chunks(self.synth, query, list(texts), **replaced)

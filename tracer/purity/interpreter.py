@@ -213,8 +213,7 @@ class Interpreter(Machine):
             raise Unbounded("it changes a value")
 
     def _set_variable(self, name: str, value: AbstractValue) -> None:
-        """Set a variable. Raise `Unbounded` if its value is carried to the next iteration, or a function inside reads
-        it."""
+        """Set a variable. Raise `Unbounded` if an iteration passes it to the next, or a function inside reads it."""
         scope = self._scope
         if scope.outer_variables and name in scope.outer_variables[-1]:
             raise Unbounded(f"{name} is carried from round to round")
