@@ -235,7 +235,7 @@ def create_app(service: Service, store: Store) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """Open what the app stores and recover unfinished queries; close both when the server stops."""
+        """Recover unfinished queries and start the server's own tasks; end both when the server stops."""
         await documents.store.open()
         await service.names.open(store)  # before unfinished queries go on under these names
         await queries.open()

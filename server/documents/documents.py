@@ -434,7 +434,7 @@ class Documents:
         self._check_number(messages)
 
         async def read_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-            """Return a part with the text of a document, in place of the part that names or holds it."""
+            """Return a part with a document's text for one that names or holds it, unless the engine reads it."""
             document = parse_document(part)
             if document.id:
                 file = await self.get(tenant, document.id)

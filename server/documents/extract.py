@@ -121,7 +121,7 @@ def _forbid(event: str, args: Any) -> None:
 
 
 def of_pdf(data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """Return the text of a PDF. Raise `Refused`, and whatever pypdf raises."""
+    """Return the text of a PDF. Raise `RefusedDocument`, and whatever pypdf raises."""
     from io import BytesIO
 
     from pypdf import PasswordType, PdfReader
@@ -150,7 +150,7 @@ def _is_unlocked(reader: Any, kinds: Any) -> bool:
 
 
 def of_html(data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """Return the text of a page, which comes as UTF-8. Raise `Refused`."""
+    """Return the text of a page, which comes as UTF-8. Raise `RefusedDocument`."""
     text = text_of_html(data.decode())
     if len(text) > characters:
         raise RefusedDocument("document_too_long", f"holds more than {characters} characters")

@@ -327,7 +327,7 @@ class Queries:
         return await self.get(tenant, id)
 
     async def forget(self, tenant: str, id: str) -> None:
-        """Cancel the query if it runs, and delete all that is stored of it. Raise `HttpError` for an unknown one."""
+        """Cancel the query if it runs, and delete what is stored of it. Raise `HttpError` for an unknown one."""
         record = await self.cancel(tenant, id)
         self._running.pop((tenant, id), None)
         model = self._service.models.get(record.model)

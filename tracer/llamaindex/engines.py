@@ -143,7 +143,7 @@ def _lower_citation(lowering: Lowering, engine: CitationQueryEngine, query: Symb
 def _lower_transform_engine(
     lowering: Lowering, engine: TransformQueryEngine, query: SymbolicQuery, path: str
 ) -> SymbolicAnswer:
-    """Lower an engine that changes the query and then asks another engine; empty if the change is not understood."""
+    """Lower an engine that changes the query and asks another one. Return an empty answer if not understood."""
     answer = _after_transform(lowering, engine, query, path, partial(try_lower_query, lowering))
     return answer if isinstance(answer, SymbolicAnswer) else SymbolicAnswer()
 

@@ -394,7 +394,7 @@ class _StepReader:
     # ------------------------------------------------------------ models, retrievers and engines
 
     def _call_llm(self, llm: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        """Interpret a step's call of an LLM: a component makes the same provider call. Unknown if not understood."""
+        """Interpret a step's call of an LLM, if it is understood, as a component that makes the same provider call."""
         is_async, base_name = name.startswith("a"), name.removeprefix("a")
         values, symbols = arguments.keywords, arguments.symbols
         if base_name not in ("complete", "chat", "predict") or symbols is None or not arguments.complete:

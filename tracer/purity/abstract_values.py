@@ -70,7 +70,7 @@ def size_of_constants(values: Sequence[object]) -> int:
 
 
 def _size_of_constant(value: object) -> int:
-    """Return the size of one plain constant: characters, digits in bits, or items and what they hold."""
+    """Return the size of one plain constant: its characters, its bits, or its items and what they hold."""
     if isinstance(value, (str, bytes)):
         return 1 + len(value)
     if isinstance(value, (tuple, frozenset)):
@@ -112,7 +112,7 @@ class Loops:
         self._counts.pop()
 
     def multiply(self, left: Size, right: Size) -> Size:
-        """Return a bound for the product of two sizes, in terms of the argument and at most one loop's item."""
+        """Return a bound for the product of two sizes. No term of it has the sizes of two items as factors."""
         total: Size = {}
         for left_level, left_term in left.items():
             for right_level, right_term in right.items():

@@ -332,7 +332,7 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1), size_of(value)), is_count=are_counts(value))
 
     def _join_text(self, parts: Sequence[ast.expr]) -> AbstractValue:
-        """Return the text of an f-string: a constant if all parts are, else a text of their total size."""
+        """Return the text of an f-string or of `%s`: a constant if all parts are, else a text of their total size."""
         values = [self._evaluate(part) for part in parts]
         texts = [value.value for value in values if isinstance(value, Constant) and isinstance(value.value, str)]
         if len(texts) == len(values):
