@@ -185,6 +185,10 @@ def _title(obj: Any) -> str:
 
 
 def _by_hand(serving: Serving) -> list[str]:
+    """Return the lines of Python by which the user would get the same engines and bindings without `engines=`.
+
+    For `explain()` and other reports. Without a pool of the user's own, the lines start one.
+    """
     engine_lines = {one.engine: one.spec.source_line() for one in serving.bound}
     pool = [f"    {name!r}: {line}," for name, line in engine_lines.items()]
     start = [] if serving.has_own_pool else ["pool = EnginePool.local({", *pool, "}).start()"]

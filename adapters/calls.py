@@ -233,6 +233,11 @@ def unplanned(
 
 
 def _number(key: str, value: Any, *, positive: bool) -> float | None:
+    """Return a number from the settings of a call as a float; None if the caller did not give it.
+
+    Raise `RegistrationError` for anything else, and for a number that is not positive where `positive` demands it.
+    `key` is the setting's name, for the message.
+    """
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
@@ -284,6 +289,10 @@ def interrupting(deadline: Deadline | None) -> AbstractAsyncContextManager[None]
 
 @asynccontextmanager
 async def _interrupting(deadline: Deadline) -> AsyncIterator[None]:
+    """Interrupt the body when a deadline passes, and raise `QueryTimeout` in its place.
+
+    Also raised after a body that ended by itself, but late. A `TimeoutError` of the body's own passes through.
+    """
     limit = asyncio.timeout(deadline.at - deadline.clock())
     try:
         async with limit:

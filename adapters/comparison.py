@@ -98,6 +98,11 @@ def difference(first: Any, second: Any, where: str = "") -> str:
 
 
 def _equal(first: Any, second: Any) -> bool:
+    """Return True if two values without parts count as the same answer.
+
+    Floats may differ by a small tolerance, and NaN equals NaN. Other values need the same type. An object that cannot
+    be compared equals only itself.
+    """
     if isinstance(first, float) and isinstance(second, float):
         close = math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         return close or (math.isnan(first) and math.isnan(second))
@@ -120,6 +125,7 @@ def _texts(first: str, second: str) -> str:
 
 
 def _shortened(value: Any) -> str:
+    """Return a value as text for the report of a difference, cut to a bounded length."""
     if isinstance(value, Shaped):
         items = value.fields.get("items")
         text = f"{value.type} {list(items.values()) if isinstance(items, dict) else value.fields}"

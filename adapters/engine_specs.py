@@ -137,6 +137,11 @@ class ServerSpec(EngineSpec):
     api_key: str | None = field(default=None, repr=False)
 
     def create(self, name: str) -> Engine:
+        """Create an `OpenAIServer`.
+
+        Only a dedicated one gets an API key and checks its server first: elsewhere each request carries the key of the
+        user's own object.
+        """
         from teola_plugin.engines.openai import OpenAIServer
 
         key = self.api_key if self.dedicated else None  # requests that are carried have their object's own
@@ -165,6 +170,7 @@ class EmbeddingServerSpec(ServerSpec):
     NAME = "embedder"
 
     def create(self, name: str) -> Engine:
+        """Create an `EmbeddingServer`, which sends nothing to its server before the first request."""
         from teola_plugin.engines.openai import EmbeddingServer
 
         # Requests are carried with their object's own key. Nothing is asked of the server before the first of them.
@@ -187,6 +193,7 @@ class RerankingServerSpec(ServerSpec):
     NAME = "reranker"
 
     def create(self, name: str) -> Engine:
+        """Create a `RerankingServer` in Cohere's form, which sends nothing to its server before the first request."""
         from teola_plugin.engines.openai import RerankingServer
 
         return RerankingServer(
@@ -247,6 +254,7 @@ class EmbedderSpec(_LoadedSpec):
     """Prompts by role; empty if the model puts nothing before its texts."""
 
     def create(self, name: str) -> Engine:
+        """Create an `EmbeddingEngine` that computes with the very model that the user's object has loaded."""
         from teola_plugin.engines.sentence_transformers import EmbeddingEngine
 
         return EmbeddingEngine(

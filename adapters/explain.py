@@ -95,6 +95,12 @@ def expected(
 def _with_prefetched_calls(
     optimised: Optimised, source: Graph, context: PassContext, trace: QueryTrace | None, waits: Mapping[str, Any]
 ) -> str:
+    """Return the expected gain of a plan in which calls start before their place.
+
+    With a trace, it is the gain that the last call showed. Without one, the text says why there is no figure yet.
+    `waits` holds objects that answer one call at a time; where there are any, the time in the app's own order is not
+    estimated.
+    """
     if trace is not None:
         return describe_measured_gain(trace, None if waits else source)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in leaf_primitives(p)):
@@ -116,6 +122,11 @@ def _why_none(source: Graph | None) -> str:
 
 
 def _one_by_one(waits: Mapping[str, Any]) -> str:
+    """Return the advice to name objects in `concurrent=`, if these keep calls in their place.
+
+    They answer one call at a time. The result is empty if there are no such objects. `waits`: the objects, by the name
+    of the call.
+    """
     names = list(dict.fromkeys(type(obj).__name__ for obj in waits.values()))
     if not names:
         return ""
@@ -195,6 +206,10 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
 
 
 def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
+    """Return how many seconds a primitive of the p-graph takes, by the measured spans.
+
+    For a branch or a loop, the times of its instances are added up, or the longest counts if it runs them in parallel.
+    """
     if not p.holds_fragment:
         name = component_of(p.id)
         return _by_component(s for s in spans if "/" not in s.primitive and component_of(s.primitive) == name)
@@ -423,6 +438,7 @@ def _explain_in_place(
 
 
 def _passes(optimised: Optimised) -> str:
+    """Return the section of `explain()` that lists the passes, and says for each if it changed the graph."""
     if not optimised.reports:
         return "none"
     names = dict.fromkeys(r.pass_name for r in optimised.reports)

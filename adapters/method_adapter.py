@@ -110,6 +110,10 @@ class FieldSnapshot:
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
 
     def _current(self) -> list[Any]:
+        """Return the present values of all fields, with the items of lists, tuples and dictionaries among them.
+
+        `holds` compares two such lists to learn if something was set or replaced since.
+        """
         values: list[Any] = []
         for fields, names in self._fields:
             for value in [*fields.values()] if names is None else [fields.get(name) for name in names]:
@@ -218,6 +222,12 @@ class MethodAdapter(ABC):
         return MethodInvocation(self, original, target, MethodCall(call.method, args, kwargs))
 
     def _wrap(self, original: Any) -> Any:
+        """Return the replacement of a provider method, which claims prefetched results inside a query of the adapter.
+
+        Outside such a query, for models that the query does not call, and while the same model's provider method is
+        already running, the original method is called at once. The wrapper is a coroutine function if the original is
+        one.
+        """
         name = original.__name__
 
         def scope_of(target: Any) -> CallScope | None:
@@ -373,6 +383,11 @@ class MethodPlanner:
 
     @contextlib.contextmanager
     def _prefetching(self, args: Any, kwargs: Any, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
+        """Prefetch for one call of an entry point while the body, which is the original's method, runs.
+
+        Without a plan, or if planning fails (which is logged), the body runs as it always did. `loop` is the caller's
+        loop; None in a sync method, whose prefetches run on threads.
+        """
         try:
             plan = self.plan(on_loop=loop is not None) if self._adapter.is_installed else None
             query = MethodQuery(self._adapter, plan, args, kwargs, loop) if plan and plan.prefetched else None
@@ -393,6 +408,11 @@ class MethodPlanner:
         return plan
 
     def _new_plan(self, on_loop: bool) -> MethodPlan | None:
+        """Plan the app for sync or async entry points; return None if it is not understood or prefetching is off.
+
+        Runs none of the app's code. Prefetched are the call sites that start sooner than in the app's own order; for
+        sync entry points only those whose models take several threads.
+        """
         lowering = MethodLowering(on_loop)
         if self._options.speculate == "off":
             return None
@@ -468,6 +488,11 @@ class MethodQuery:
             self._close(has_succeeded=has_succeeded)
 
     def _close(self, *, has_succeeded: bool) -> None:
+        """End the query: stop the prefetched calls that the original did not claim.
+
+        A site where the original made calls of its own and claimed no prefetch is not prefetched any more, if the call
+        of the app succeeded.
+        """
         prefetchers.pop(self._query_id, None)
         with self._lock:
             scopes = list(self._scopes)
@@ -519,6 +544,7 @@ class MethodQuery:
             _end(result, Outcome(value))
 
     def _launch(self, scope: CallScope, invocation: MethodInvocation, result: Future[Outcome]) -> None:
+        """Start a prefetched call as a task of the caller's loop, unless it was dropped. Runs on that loop."""
         assert self._loop is not None
         if not scope.is_dropped:
             task = self._loop.create_task(self._aread(scope, invocation, result), context=self._context.copy())
@@ -527,6 +553,7 @@ class MethodQuery:
             scope.stop = lambda: task.cancel()
 
     async def _aread(self, scope: CallScope, invocation: MethodInvocation, result: Future[Outcome]) -> None:
+        """Make a prefetched call on the caller's loop, and end `result` with its value or error."""
         try:
             value = self._value([item async for item in scope.aitems(invocation)], invocation)
         except BaseException as error:

@@ -67,6 +67,7 @@ def _is_factory(obj: Any) -> bool:
 
 
 def _takes_pool(factory: Any) -> bool:
+    """Return True if a factory has a parameter `pool`, so that it is called with the pool of the command or server."""
     try:
         return "pool" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # built in
@@ -251,6 +252,11 @@ def _run_elsewhere(awaitable: Any) -> Any:
 
 
 def _json_object(path: Path) -> Mapping[str, Any]:
+    """Read a `langgraph.json` and return its top-level object.
+
+    Raise `RegistrationError`, with the line and a hint, if the file cannot be read, is not UTF-8, or holds no JSON
+    object.
+    """
     try:
         settings = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -295,6 +301,10 @@ def _environment(path: Path, env: Any) -> dict[str, str]:
 
 
 def _environment_lines(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the variables of an environment file (`.env`): lines `KEY=VALUE`, also with `export`, quotes or comments.
+
+    Raise `RegistrationError` for a line of another form.
+    """
     for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if not line.strip() or line.lstrip().startswith("#"):

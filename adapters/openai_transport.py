@@ -123,6 +123,11 @@ class EventEncoder:
         """A chunk that ends a choice and is not sent yet, as it may be the last."""
 
     def encode(self, chunk: str) -> bytes:
+        """Return the bytes that the client gets for one chunk (JSON text) of the engine's stream.
+
+        May be empty: the usage is left out if the client did not ask for it, and a chunk that ends a choice waits for
+        the next chunk or for `flush`.
+        """
         data = json.loads(chunk)
         if self.is_exact or not isinstance(data.get("choices", 0), list | None):
             return self.flush() + _event(data)
@@ -306,6 +311,11 @@ class EngineTransport(_Transport):
         return http.Client(transport=cls(inner, pool, engine, http), **_settings_of(inner))
 
     def handle_request(self, request: Any) -> Any:
+        """Answer a request of the HTTP client, by the engine if that carries it, else by the object's own client.
+
+        The method that `httpx` calls. Errors look as the server or the connection would have made them; a request that
+        the engine refused before sending it goes to the object's own client.
+        """
         carried = self._carry(request)
         if carried is None:
             return self._inner.send(request, stream=True)
@@ -358,6 +368,7 @@ class AsyncEngineTransport(_Transport):
         return http.AsyncClient(transport=cls(inner, pool, engine, http), **_settings_of(inner))
 
     async def handle_async_request(self, request: Any) -> Any:
+        """Answer a request as `EngineTransport.handle_request` does, for an asynchronous client."""
         carried = self._carry(request)
         if carried is None:
             return await self._inner.send(request, stream=True)
@@ -374,6 +385,7 @@ class AsyncEngineTransport(_Transport):
         return self._whole_response(value)
 
     async def _stream(self, carried: _CarriedRequest, request: Any) -> Any:
+        """Wait for the first chunk, so that a refusal becomes a response, and return the stream."""
         handle, encoder = carried.handle, carried.encoder()
         pieces = _within(handle.pieces, _seconds(request))
         with self._in_time(handle, request):

@@ -106,6 +106,7 @@ def _drafted(graph: Graph) -> Iterator[str]:
 
 
 def _arms(graph: Graph) -> Iterator[str]:
+    """Yield a phrase for each branch whose requests start before its condition is known."""
     for p in graph:
         arms = {"then": p.fragment, "else": p.otherwise}
         speculative_arms = [arm for which in p.attributes.speculative_arms if (arm := arms[which]) is not None]
@@ -115,6 +116,7 @@ def _arms(graph: Graph) -> Iterator[str]:
 
 
 def _lookaheads(graph: Graph, forms: AnswerForms) -> Iterator[str]:
+    """Yield a phrase for calls of later nodes that start in an earlier one, grouped by when they start."""
     names_by_start: dict[str, list[str]] = {}
     for name, start in lookahead_starts(graph, forms).items():
         names_by_start.setdefault(start, []).append(name)
@@ -137,6 +139,7 @@ def lookahead_starts(graph: Graph, forms: AnswerForms = NO_FORMS) -> dict[str, s
 
 
 def _side_by_side(source: Graph, graph: Graph, own_calls: OwnCalls | None, forms: AnswerForms) -> Iterator[str]:
+    """Yield a phrase for each group of calls that no longer wait for each other or for user code."""
     kinds = _kinds(source)
     for group in _groups(source, graph, own_calls, forms.unknown):
         calls = _at_once(source, [name for name in group if name in kinds], own_calls)
@@ -323,6 +326,7 @@ def speculative_names(graph: Graph) -> frozenset[str]:
 
 
 def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
+    """Yield a phrase for the requests that stage decomposition cut into stages, if there are any."""
     cut = [p.id.partition("#")[0] for p in graph if p.on_engine and p.kind not in LLM_KINDS and "#" in p.id]
     names = list(dict.fromkeys(component_of(name) for name in cut if name in source))
     if names:
@@ -337,6 +341,7 @@ def _beginnings(graph: Graph) -> Iterator[str]:
 
 
 def _prompt_beginnings(graph: Graph) -> dict[str, int]:
+    """Return the most tokens of each prompt that are prefilled before the rest, by the name of its component."""
     tokens: dict[str, int] = {}
     for p in graph:
         if p.kind is _K.PARTIAL_PREFILLING:

@@ -133,6 +133,10 @@ class ProviderPort(DirectPort):
         self._waiting.update({entry.request.id: entry for entry in entries})
 
     def _start(self) -> None:
+        """Hand the requests that came since the last round to the `Prefetcher` of their query. Runs on the pool's loop.
+
+        A request fails if its query is over. The others end when their outcome arrives, on whatever thread.
+        """
         new, self._new = self._new, []
         self._batches += 1
         for entry in new:
@@ -160,6 +164,10 @@ class ProviderPort(DirectPort):
             loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
+        """End the requests whose outcomes have arrived. Runs on the pool's loop.
+
+        The error of a call is not passed on: the original raises it where it makes or claims that call.
+        """
         with self._lock:
             arrived, self._outcomes = self._outcomes, []
             self._is_delivering = False

@@ -159,6 +159,7 @@ def _schema_of(arguments: dict[str, Any], default: str | dict[str, Any]) -> str 
 
 
 def _check(values: Mapping[str, Any]) -> None:
+    """Raise `RegistrationError` for the first sampling parameter that is out of its range."""
     limits = {
         "max_tokens": values["max_tokens"] >= 1,
         "temperature": values["temperature"] >= 0,
@@ -238,6 +239,11 @@ def check_parameters(tools: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _function_of(tool: Any, field: str) -> Mapping[str, Any]:
+    """Return the function in a tool that is described as OpenAI describes tools.
+
+    Raise `RegistrationError`, which names the wrong part, for any other description. `field`: where the tool stands in
+    the request.
+    """
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise _malformed(field, "it is no function", _TOOL_HINT)

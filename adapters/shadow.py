@@ -141,6 +141,8 @@ class Shadow:
             _log.info("shadow: no comparison", exc_info=True)
 
     def _on_thread(self, original: OriginalCall, accelerated: _Outcome) -> None:
+        """Make the original's call on a thread of its own, and compare the answers there."""
+
         def work() -> None:
             try:
                 try:
@@ -154,6 +156,8 @@ class Shadow:
         threading.Thread(target=original.context.run, args=(work,), name="teola-shadow", daemon=True).start()
 
     def _as_task(self, original: OriginalCall, accelerated: _Outcome) -> None:
+        """Make the original's call as a task of the running loop, and compare the answers there."""
+
         async def work() -> None:
             try:
                 outcome = self._outcome(await original.make())
@@ -166,6 +170,7 @@ class Shadow:
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Make room for another comparison when a task has ended, and count it as skipped if it was cancelled."""
         self._tasks.discard(task)
         self._room.release()
         if task.cancelled():
@@ -175,6 +180,7 @@ class Shadow:
         return _Outcome(self._snapshot(value), False) if error is None else _Outcome(failure(error), True)
 
     def _compare(self, accelerated: _Outcome, original: _Outcome) -> None:
+        """Count one comparison, and log it if the two answers differ or only the original failed."""
         if original.raised and not accelerated.raised:
             _log.info("shadow: the original failed where the accelerated object answered: %s", original.answer)
             self._count(failed=1)
@@ -185,6 +191,7 @@ class Shadow:
             self._count(compared=1)
 
     def _count(self, difference_text: str = "", **more: int) -> None:
+        """Add to the report, under the lock: `more` maps names of counters to what is added."""
         with self._lock:
             counts: dict[str, Any] = {name: getattr(self._report, name) + n for name, n in more.items()}
             self._report = replace(

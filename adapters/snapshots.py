@@ -65,6 +65,11 @@ def _copier(kind: Any) -> Callable[[Any], Any]:
 
 
 def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a deep copy of a dictionary, or of the fields of a model.
+
+    Raise `NotCopied` for contents that are not known. Constants and empty containers are handled without a call, as
+    this runs for the arguments of every provider call.
+    """
     constant: Any = _CONSTANT
     copier: Any = _copier
     return {
@@ -129,6 +134,10 @@ def _of_framework(kind: type[Any]) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    """Return True if two values have the same types and contents, all the way down; the recursion of `exactly`.
+
+    Dictionaries need the same order of keys. Numbers with several spellings and times are compared as text.
+    """
     kind: Any = type(one)
     if kind is not type(other):
         return False

@@ -73,6 +73,7 @@ def _calls(text: str, names: Collection[str]) -> list[Call]:
 
 
 def _call(value: Any, names: Collection[str]) -> Call | None:
+    """Return a decoded JSON value as a call of one of the named tools; None if it is no such call."""
     if not isinstance(value, dict):
         return None
     args, name = value.get("arguments", value.get("parameters")), value.get("name")
@@ -100,6 +101,7 @@ class CallReader:
         return [call for call in candidates if call is not None]
 
     def _decoded(self, raw: str) -> Call | None:
+        """Return the call that a piece of JSON text holds; None for bad JSON, and for anything that is no call."""
         try:
             return _call(json.loads(raw), self._names)
         except (ValueError, RecursionError):

@@ -106,6 +106,7 @@ def _updated(node: Any, **fields: Any) -> Node:
 
 
 def _same(old: Any, new: Any) -> bool:
+    """Return True if new fields hold the very objects of the old ones, item by item in mappings and lists."""
     if isinstance(new, Mapping):
         return all(old[key] is value for key, value in new.items())
     if isinstance(new, (list, tuple)):
@@ -124,6 +125,7 @@ def _fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) ->
 
 
 def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
+    """Return configurable alternatives with each accelerated on its own: the config chooses at run time."""
     alternatives = {
         key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()
     }
@@ -155,6 +157,10 @@ class _Remembered:
         self._pairs: list[tuple[Node, Node]] = []
 
     def __call__(self, value: Any) -> Any:
+        """Return the accelerated form of what a user's function returned; values that are no Runnables pass through.
+
+        The last few Runnables are remembered by identity, so that a router does not plan the same chain at every call.
+        """
         if not isinstance(value, Runnable):
             return value
         for original, accelerated in list(self._pairs):
@@ -340,6 +346,11 @@ class ChainPlanner:
         return fast
 
     def _plans(self, routed: Node) -> tuple[Node, TraceResult, PrefetchPlan | None]:
+        """Return what runs in place of the original, its trace, and its plan; None for a plan that gains nothing.
+
+        Calls of own models in `.map()` are tried as part of the plan first. If none of them gains anything, the plan is
+        made without them, and the chain in the map gets a plan of its own.
+        """
         options = self.options
         if not self.own_maps and any(site.mapped for site in sites_of(routed, mapped=True).values()):
             plans_with_maps = replace(self, own_maps=True)._plans(routed)

@@ -104,6 +104,7 @@ class BatchMethods:
 
     @contextlib.contextmanager
     def _running(self, started: StartedBatch) -> Iterator[None]:
+        """Let the framework's own batch in the body run with the prefetches of its queries, which end with it."""
         rules = self._rules(started.configs[0])
         with (
             under_rules(rules),
@@ -134,6 +135,11 @@ class BatchMethods:
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
+        """Run the framework's own `batch` with a live query for each input, all of which start at once.
+
+        The original runs alone where nothing can be prefetched. Late answers become `QueryTimeout`, in their places
+        with `return_exceptions`.
+        """
         configs = get_config_list(config, len(inputs))
         started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=False))
         if started is None:
@@ -155,6 +161,7 @@ class BatchMethods:
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
+        """Run the framework's own `abatch` with a live query for each input; see `batch`."""
         configs = get_config_list(config, len(inputs))
         started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=True))
         if started is None:
@@ -175,6 +182,10 @@ class BatchMethods:
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> Iterator[tuple[int, Any]]:
+        """Return the answers as they come, each with the index of its input: every input is an `invoke` of this object.
+
+        Where the original just runs, it is the original's own method.
+        """
         if self._only_passes(get_config_list(config, len(inputs))):
             return self._chain.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload, no-any-return]
         one = self._limited(config, len(inputs))
@@ -188,6 +199,7 @@ class BatchMethods:
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the answers as they come, as `batch_as_completed` does, in a loop."""
         if self._only_passes(get_config_list(config, len(inputs))):
             completions = self._chain.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
         else:

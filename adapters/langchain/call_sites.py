@@ -93,6 +93,11 @@ class SiteCollector:
     def _leaf(
         self, node: Any, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, is_mapped: bool
     ) -> Iterator[tuple[str, CallSite]]:
+        """Yield the call site of one model or retriever, unless it is pool-backed.
+
+        If it must not be prefetched, the reason is noted instead. A multi-query retriever may yield one more site: for
+        the retriever that it calls for each query.
+        """
         explanation = reason_against(node)
         if explanation is None and is_mapped and not batches_by_calls(node):
             explanation = Explanation(Reason.OWN_BATCHES, (type(node).__name__,))
@@ -216,6 +221,7 @@ def take_as_long(one: Any, other: Any) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    """Return True if two objects are equal and of one class; False if they cannot be compared."""
     try:
         return one is other or (type(one) is type(other) and bool(one == other))
     except Exception:  # objects that cannot be compared are not known to be the same
@@ -230,6 +236,11 @@ def _is_overridden(cls: type[Any], name: str) -> bool:
 def leaf_at(
     sites_by_path: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
 ) -> WrappedLeaf | None:
+    """Return the request by which the graph prefetches a model or retriever at its place in a chain.
+
+    None if no call site is known there, or the call has other arguments than the site. With `careful`, a model's call
+    has the effect `PERMISSION`, by which order edges may keep it in its place.
+    """
     site = sites_by_path.get(path)
     if site is None:  # of an object that is planned with an equivalent chain, which has paths of its own
         hidden = (

@@ -86,6 +86,7 @@ def to_prompt(messages: Sequence[BaseMessage]) -> Prompt:
 
 
 def _role(message: BaseMessage) -> str:
+    """Return the role by which an LLM engine gets a message. Raise `RegistrationError` for an unknown role."""
     if isinstance(message, ChatMessage):
         role = _CHAT_ROLES.get(message.role.lower())
     else:
@@ -99,6 +100,7 @@ def _role(message: BaseMessage) -> str:
 
 
 def _text(message: BaseMessage) -> str:
+    """Return all of a message as text, with the calls of tools in it as lines of JSON."""
     content: str | Sequence[Any] = message.content
     blocks: Iterable[Any] = [content] if isinstance(content, str) else content
     text = "".join(_block_text(block, message) for block in blocks)
@@ -109,6 +111,10 @@ def _text(message: BaseMessage) -> str:
 
 
 def _block_text(block: Any, message: BaseMessage) -> str:
+    """Return the text of one block of a message's content.
+
+    In answers, reasoning and calls of tools are left out. Raise `RegistrationError` for images and other blocks.
+    """
     if isinstance(block, str):
         return block
     kind = block.get("type", "")
@@ -202,6 +208,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        """Make one request to the engine and return its whole answer, to whose tool calls an agent may listen."""
         asking = self._asking(stop, kwargs)
         answer = self._ask(messages, asking, run_manager)
         return self._result(answer, answer.result(), asking.tools)
@@ -213,6 +220,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        """Make one request as `_generate` does, awaiting the answer."""
         asking = self._asking(stop, kwargs)
         answer = self._ask(messages, asking, run_manager)
         return self._result(answer, await answer, asking.tools)
@@ -224,6 +232,11 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        """Yield the answer in chunks as the engine writes it.
+
+        The last chunk carries what was not streamed, and the usage. The request is cancelled if the reader stops before
+        the end.
+        """
         handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
@@ -246,6 +259,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        """Yield the answer as `_stream` does, in a loop."""
         handle = self._call(messages, self.sampling(stop, kwargs), run_manager)
         streamed = ""
         with giving_up(handle):
@@ -297,6 +311,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         return PendingAnswer(handle, hearing)
 
     def _result(self, answer: PendingAnswer, values: Sequence[Generation], tools: Tools | None) -> ChatResult:
+        """Return the engine's generation as LangChain's result, and pass the message to a listening agent, if any."""
         message = self._message(values[0], tools)
         answer.is_whole(message)
         info = {"finish_reason": values[0].finish_reason}

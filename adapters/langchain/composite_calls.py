@@ -88,6 +88,11 @@ class Threads:
         return is_pool_backed(node) or self.safety.allows(node, HTTP_CLIENTS)
 
     def _retriever(self, node: Any) -> bool:
+        """Return True if several threads may call a retriever at once.
+
+        Its store and embeddings must allow it, or the user must have named it in `concurrent=`. For a composite
+        retriever, this must hold for each of its parts.
+        """
         if not may_be_prefetched(node):
             return False
         if self.safety.is_named(node):
@@ -103,6 +108,7 @@ class Threads:
         return bool(parts) and all(self._part(one) for one in parts)
 
     def _searches_engines(self, node: Any) -> bool:
+        """Return True if a pool-backed retriever's work is done by engines, or by embeddings that threads may share."""
         if isinstance(leaf_of(node, {}), RetrievalLeaf | TextSearchLeaf):
             return True
         store = getattr(node, "vectorstore", None)
@@ -115,6 +121,7 @@ class Threads:
         return blocking if blocking and Threads(ThreadSafety((*self.safety.named, *blocking))).allow(part) else ()
 
     def _blocking(self, part: Any) -> Iterator[Any]:
+        """Yield the objects because of which threads may not call a part: innermost ones, which the user could name."""
         if isinstance(part, VectorStoreRetriever) and self.safety.allows(part.vectorstore, STORES):
             yield part.vectorstore.embeddings
         elif isinstance(part, VectorStoreRetriever):
@@ -292,6 +299,7 @@ class CompositeCalls:
             call.part.invoke(call.input, config, **call.kwargs)
 
     def _start(self, call: PartCall) -> asyncio.Task[None]:
+        """Start one prefetched call as a task of the running loop, in a context that no handler hears."""
         scope, context, config = self._prefetch_context(AsyncCallbackManager)
         task = asyncio.get_running_loop().create_task(self._acall(call, config), context=context)
         scope.stop = task.cancel
@@ -325,6 +333,10 @@ def _calls_for_retrievers(node: Any, query: str, run_manager: Any, **_: Any) -> 
 def _calls_for_documents(
     node: Any, documents: Sequence[Any], query: str, callbacks: Any = None
 ) -> tuple[list[PartCall], Any]:
+    """Return the calls that an extractor or filter is about to make, one for each document, and who hears of them.
+
+    None of them if it makes its question by a function of the user's.
+    """
     if not composites.asks_as_usual(node):
         return [], callbacks
     return [PartCall(node.llm_chain, node.get_input(query, one), {}) for one in documents], callbacks
@@ -336,6 +348,7 @@ _NOT_HANDED_ON = ("tags", "metadata", "run_name", "run_id")
 def _calls_for_messages(
     model: Any, messages: Sequence[Any], stop: Any = None, callbacks: Any = None, **kwargs: Any
 ) -> tuple[list[PartCall], Any]:
+    """Return the calls that `BaseChatModel.generate` is about to make, one per conversation, and who hears of them."""
     arguments = {name: one for name, one in kwargs.items() if name not in _NOT_HANDED_ON}
     return [PartCall(model, list(prompt), {**arguments, "stop": stop}) for prompt in messages], callbacks
 
@@ -358,6 +371,10 @@ EXPECTED: Mapping[str, Mapping[str, Callable[..., tuple[list[PartCall], Any]]]] 
 
 
 def _calls_of(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool) -> CompositeCalls | None:
+    """Return the prefetched calls of a composite's method that begins now; None if nothing may be prefetched.
+
+    `expected` lists the calls that the method makes. A failure is logged, and the composite runs as it always did.
+    """
     rules = composite_rules.get()
     if rules is None:
         return None
@@ -373,6 +390,11 @@ def _calls_of(expected: Any, node: Any, args: Any, kwargs: Any, *, on_loop: bool
 
 
 def _wrapping(expected: Any, *, on_loop: bool) -> Callable[[Any], Any]:
+    """Return the function that replaces a composite's method by one that prefetches the calls of its parts.
+
+    `expected`: see `_calls_of`. With `on_loop` the method is a coroutine function.
+    """
+
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ def with_parts(node: Node, inner: Mapping[str, Node]) -> Node:
 
 
 def _fields(node: Node, inner: Mapping[str, Node]) -> dict[str, Any]:
+    """Return the fields by which a copy of a composite gets the new parts `inner`, in the order of `parts`."""
     parts_in_order = list(inner.values())
     if isinstance(node, RunnableSequence):
         return {"first": parts_in_order[0], "middle": parts_in_order[1:-1], "last": parts_in_order[-1]}

@@ -72,6 +72,10 @@ class TeolaEmbeddings(BaseModel, Embeddings):
         return self._call(texts, "document", keep_remote=keep_remote)
 
     def _call(self, texts: Iterable[str], role: Role, *, keep_remote: bool = False) -> CallHandle:
+        """Start one request of the engine for each text, in the query that the caller belongs to, if any.
+
+        `role` says if texts are queries or documents. With `keep_remote`, vectors stay in a shared pool.
+        """
         requests = [EmbedText(text, role) for text in texts]
         run, request_context = call_context(self.pool)
         kind = PrimitiveKind.EMBEDDING
@@ -203,6 +207,7 @@ class BatchRequests:
         return _BatchRequest(self._target, self._client.create, arguments, position if is_expected else object())
 
     def _next_prefetch(self) -> tuple[CallScope, _BatchRequest] | None:
+        """Take the next request that nobody has started; None if there is none left."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -212,6 +217,10 @@ class BatchRequests:
         return scope, _BatchRequest(self._target, self._client.create, self._requests[position], position)
 
     def _work(self) -> None:
+        """Send requests one after the other, on one of several threads, until none is left or one fails.
+
+        Waits while too many answers are unread. The original meets an error where it claims that request.
+        """
         while self._unread.acquire() and (prefetch := self._next_prefetch()) is not None:
             scope, request = prefetch
             try:
@@ -222,6 +231,7 @@ class BatchRequests:
                 return
 
     async def _awork(self) -> None:
+        """Send requests as `_work` does, as a task of the caller's loop."""
         while await self._unread_on_loop.acquire() and (prefetch := self._next_prefetch()) is not None:
             scope, request = prefetch
             try:
@@ -253,6 +263,11 @@ def _has_several_batches(model: Any, texts: Any, arguments: tuple[Any, ...], opt
 
 
 def _embed(original: Any, model: Any, texts: Any, *args: Any, **kwargs: Any) -> Any:
+    """Embed texts as the object's own sync method does, with its requests sent side by side.
+
+    The method runs twice on copies: with a client that only notes the requests, then with one that sends them together.
+    If that fails before anything is sent, the original runs as it always did.
+    """
     if model.client is None or not _has_several_batches(model, texts, args, kwargs):
         return original(model, texts, *args, **kwargs)
     try:
@@ -268,6 +283,7 @@ def _embed(original: Any, model: Any, texts: Any, *args: Any, **kwargs: Any) -> 
 
 
 async def _aembed(original: Any, model: Any, texts: Any, *args: Any, **kwargs: Any) -> Any:
+    """Embed texts as `_embed` does, for the object's async method."""
     if not _has_several_batches(model, texts, args, kwargs):
         return await original(model, texts, *args, **kwargs)
     try:

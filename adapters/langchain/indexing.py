@@ -63,12 +63,14 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return await self._acall_with_config(self._aindex, input, config, **kwargs)
 
     def _index(self, documents: Documents, run_manager: Any) -> str:
+        """Chunk, embed and store documents; return the name of the collection when all of them can be found."""
         with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 self.store.write(chunks)
         return self.store.collection
 
     async def _aindex(self, documents: Documents, run_manager: Any) -> str:
+        """Chunk, embed and store documents as `_index` does, in a loop."""
         with joined(*call_context(self.store.pool, run_manager)):
             for chunks in self._parts(self.chunk(documents)):
                 await self.store.awrite(chunks)
@@ -104,6 +106,11 @@ class TeolaIndexer(RunnableSerializable[Documents, str]):
         return track(steps, description=f"indexing into {self.store.collection}")
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> IndexingLeaf | None:
+        """Describe the step to tracers: how documents become chunks, and which engines embed and store them.
+
+        None, so that the step runs only as written, with arguments or a progress bar, or if the engines are not of one
+        pool.
+        """
         embedding = worker_of(self.store.embeddings)
         if kwargs or self.progress or not isinstance(embedding, TeolaEmbeddings):
             return None
@@ -136,6 +143,10 @@ class LastChunks:
         splitter: TextSplitter,
         split: Callable[[list[Document]], tuple[Chunk, ...]],
     ) -> tuple[Chunk, ...]:
+        """Return the chunks of documents, and split them only if they are not those of the call before.
+
+        Thread-safe. A second caller waits while the first one splits.
+        """
         made_of = _made_of(documents, splitter)
         if made_of is None:
             return split(documents)
@@ -161,6 +172,7 @@ def _made_of(documents: list[Document], splitter: TextSplitter) -> Hashable | No
 
 
 def _setting(value: Any) -> Hashable:
+    """Return a key that is equal for equal settings of a splitter: by content for plain data, else by identity."""
     try:
         return data_key(value)
     except TypeError:
@@ -181,6 +193,7 @@ class _Very:
 
 
 def _documents(documents_or_text: Any) -> list[Document]:
+    """Return a step's input as a list of documents. Raise `RegistrationError` for what is neither document nor text."""
     items = [documents_or_text] if isinstance(documents_or_text, str | Document) else documents_or_text
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Document) for item in items):
         raise RegistrationError(

@@ -110,6 +110,10 @@ class Hearing:
         self._tell(lambda listener: listener.failed())
 
     def _tell(self, tell: Callable[[AnswerListener], None]) -> None:
+        """Call the listener of an answer; if it raises, log the error and call it no more.
+
+        A model's call must never fail because of the agent that listens to it.
+        """
         if self._listener is None:
             return
         try:
@@ -143,6 +147,10 @@ class PendingAnswer:
         return self._wait().__await__()
 
     async def _wait(self) -> list[Any]:
+        """Return the values of the call once all are there, and pass each piece of text to the listener meanwhile.
+
+        The request is cancelled if the waiting task is.
+        """
         hearing = self._hearing
         if hearing is None:
             return await self._handle
@@ -162,6 +170,7 @@ class PendingAnswer:
 
 
 def _log(error: Exception) -> None:
+    """Log an error of a listener as a bug of this package, with its traceback."""
     logging.getLogger("teola_plugin").warning(
         "an agent cannot listen to its model (%s is a bug of teola-plugin: please report it)",
         type(error).__name__,
@@ -259,6 +268,7 @@ class ConfigScopedModel(ConfigScoped):
             yield from streamed_in(*self._context(config), chunks)
 
         async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+            """Yield the model's chunks; the engine's request belongs to the query that `config` stands for."""
             chunks = super().astream(input, config, **kwargs)
             async with aclosing(astreamed_in(*self._context(config), chunks)) as scoped_chunks:
                 async for chunk in scoped_chunks:

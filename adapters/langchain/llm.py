@@ -92,6 +92,7 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
+        """Send all prompts to the engine at once, and return the whole answers."""
         return self._result(self._call(prompts, stop, kwargs, run_manager).result())
 
     async def _agenerate(
@@ -101,6 +102,7 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
+        """Send all prompts to the engine at once, as `_generate` does, and await the answers."""
         return self._result(await self._call(prompts, stop, kwargs, run_manager))
 
     def _stream(
@@ -110,6 +112,10 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
+        """Yield the answer as the engine writes it; the last chunk has what was not streamed, and the usage.
+
+        The request is cancelled if the reader stops before the end.
+        """
         handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
         streamed = ""
         with giving_up(handle):
@@ -128,6 +134,7 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
+        """Yield the answer as `_stream` does, in a loop."""
         handle = self._call([prompt], stop, kwargs, run_manager, stream=True)
         streamed = ""
         with giving_up(handle):
@@ -148,6 +155,11 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         *,
         stream: bool = False,
     ) -> CallHandle:
+        """Start one request of the engine for each prompt, in the query that the caller belongs to, if any.
+
+        Raise `RegistrationError` for unknown arguments. With `stream`, pieces of the answer are read while it is
+        written.
+        """
         sampling = self.sampling(stop, kwargs)
         requests = [Generate(Prompt(text=prompt), sampling) for prompt in prompts]
         run, request_context = call_context(self.pool, run_manager)
@@ -157,6 +169,7 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
         return handle
 
     def _result(self, values: Sequence[Generation]) -> LLMResult:
+        """Return the engine's generations as LangChain's result, one choice for each prompt."""
         generations = [
             [TextGeneration(text=v.text, generation_info=response_metadata(v, self.model_name))] for v in values
         ]

@@ -54,6 +54,11 @@ class AlwaysReached:
         self._looked_up = {ref for ref in traced.required_keys if not ref.external}
 
     def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
+        """Return True if the original certainly makes the call `p`, which no longer waits for the steps `passed`.
+
+        False if one of these steps may raise, or if the values that `p` waits for leave open if a required key is
+        there.
+        """
         awaited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
         known_values = {ref for one in awaited for ref in one.refs}
         steps = [self._source[name] for name in passed]
@@ -74,6 +79,10 @@ class AlwaysReached:
         return not any(self._may_end(step, body) for step in steps[1:])
 
     def _may_end(self, step: Primitive, source: Graph, known_values: Collection[Ref] = ()) -> bool:
+        """Return True if a step may raise or write, so that the original may never come to what stands behind it.
+
+        `known_values` are there already: reading them cannot fail.
+        """
         if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *leaf_primitives(step))):
             return True
         if step.holds_fragment and any(ref.external and ref.path for one in leaf_primitives(step) for ref in one.refs):
@@ -419,6 +428,11 @@ def _traced(
     careful: bool = True,
     read_function: ReadFunction | None = None,
 ) -> TraceResult:
+    """Trace a chain in which the models and retrievers at these call sites become requests that can be prefetched.
+
+    `careful` keeps a model's call behind user code that might raise before it. `read_function` reads the source of
+    functions.
+    """
     return trace(
         chain,
         (lambda node, kwargs, path: leaf_at(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None,

@@ -323,6 +323,7 @@ class QueryCalls:
         return prefetch
 
     def _start_ready(self) -> None:
+        """Start the waiting prefetches whose required inputs are known by now; none before the query has begun."""
         with self._lock:
             if self._run is None:
                 return
@@ -334,6 +335,7 @@ class QueryCalls:
             self._start(prefetch)
 
     def _start(self, prefetch: Prefetch) -> None:
+        """Start a prefetch on a thread, or as a task of the caller's loop. Called from any thread."""
         if self._loop is None or prefetch.site.in_code == "sync":
             if prefetch.site.in_code == "async":
                 prefetch.end(Outcome(error=asyncio.InvalidStateError("the caller has no loop")))
@@ -351,6 +353,7 @@ class QueryCalls:
             prefetch.drop()
 
     def _run_here(self, prefetch: Prefetch) -> None:
+        """Make a prefetched call on this thread, and end the prefetch with its outcome."""
         try:
             config = self._silent(prefetch, CallbackManager)
             with live(config), untraced():
@@ -378,6 +381,7 @@ class QueryCalls:
             self._loop.call_soon_threadsafe(task.cancel)
 
     async def _run_on_loop(self, prefetch: Prefetch) -> None:
+        """Make a prefetched call on the caller's loop, and end the prefetch with its outcome."""
         try:
             config = self._silent(prefetch, AsyncCallbackManager)
             with live(config), untraced():
@@ -388,6 +392,7 @@ class QueryCalls:
             prefetch.end(Outcome(value))
 
     def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
+        """End a prefetch that raised; one that waits for the original's equal call (`Parked`) goes on after it."""
         if not isinstance(error, Parked):  # an error that nobody reads would keep the frames that it was raised in
             prefetch.end(Outcome(error=error) if prefetch.scope.copy is not None else Outcome())
             return
@@ -518,6 +523,7 @@ def copied(value: Any) -> Any:
 
 
 def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    """Return what a call site's object gives for an input: by `invoke`, or by `stream` with the chunks added up."""
     if not streams and shims.generates_as_usual(site.target):
         return shims.generate(site.target, input, _run_manager(CallbackManagerForLLMRun, site, config), site.kwargs)
     if not streams:
@@ -529,6 +535,7 @@ def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool
 
 
 async def _acalled(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    """Return what a call site's object gives for an input, as `_called` does, in a loop."""
     if not streams and shims.generates_as_usual(site.target):
         manager = _run_manager(AsyncCallbackManagerForLLMRun, site, config)
         return await shims.agenerate(site.target, input, manager, site.kwargs)

@@ -90,6 +90,7 @@ class TeolaRerank(BaseDocumentCompressor):
         return RerankRunnable(reranker=self)
 
     def _call(self, documents: Sequence[Document], query: str, callbacks: Any) -> CallHandle:
+        """Start one request of the engine for each document, in the query that the caller belongs to, if any."""
         pairs = [ScorePair(query, text) for text in _texts(documents)]
         run, request_context = call_context(self.pool, callbacks)
         handle: CallHandle = self.pool.call(
@@ -133,6 +134,7 @@ class RerankRunnable(RunnableSerializable[dict[str, Any], list[Document]]):
 
 
 def _pair(query_and_documents: Any) -> tuple[str, Sequence[Document]]:
+    """Return the query and the documents of a step's input. Raise `RegistrationError` if it has another form."""
     if not isinstance(query_and_documents, Mapping) or not {"query", "documents"} <= query_and_documents.keys():
         described = type(query_and_documents).__name__
         if isinstance(query_and_documents, Mapping):

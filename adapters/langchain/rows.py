@@ -89,6 +89,10 @@ def to_filter(conditions: Mapping[str, Any] | None) -> Filter:
 
 
 def _conditions(key: str, value: Any) -> Filter:
+    """Return the engine's conditions for one entry of a LangChain filter: equality, operators, or `$and`.
+
+    Raise `RegistrationError` for anything else.
+    """
     if key == "$and" and isinstance(value, list | tuple):
         return tuple([condition for part in value for condition in to_filter(part)])
     if isinstance(value, Mapping) and value and value.keys() <= _OPERATORS.keys():
@@ -99,6 +103,7 @@ def _conditions(key: str, value: Any) -> Filter:
 
 
 def _operator_condition(key: str, operator: str, operand: Any) -> Any:
+    """Return the condition for `$eq`, `$ne`, `$in` or `$nin`. Raise `RegistrationError` for a wrong operand."""
     takes_list, negated = _OPERATORS[operator]
     values = operand if takes_list else [operand]
     if not isinstance(values, list | tuple | set | frozenset) or not all(map(_is_scalar, values)):
@@ -111,6 +116,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _unsupported(key: str, value: Any) -> RegistrationError:
+    """Return the error for an entry of a filter that no engine evaluates."""
     return RegistrationError(
         f"filter key {key!r} holds {type(value).__name__} {value!r:.80}, but only equality is supported.",
         hint="give a key that is a string, and a string, a finite number, a boolean or None; $eq, $ne, $in and $nin"

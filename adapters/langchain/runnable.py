@@ -257,6 +257,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             return self._report(input)
 
     def _report(self, input: Any) -> PlanReport:
+        """Collect what `explain()` shows: the plan and its gain, a row for each call, and advice.
+
+        Nothing of the app runs. Without a plan, the rows come from the chain as it could be planned, with the reason
+        why each call stays in its place.
+        """
         from teola_plugin.adapters.explain import PlanIfDedicated, call_rows, ended_trace, explain, left_for_form
         from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows
         from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
@@ -384,6 +389,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         limit: ConcurrencyLimit | None,
         is_whole_call: bool,
     ) -> StartedCall | None:
+        """Start the live query of a call, with its prefetches; return None if there is nothing to plan.
+
+        A callback handler joins the config only where user code may run: the query then learns what it computed, and
+        pool-backed objects find the query through it.
+        """
         table = None
         if plan is not None and entry is not None:
             table = plan.calls(input, config, limit or self._limit, entry)
@@ -422,6 +432,11 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
     def _submit(
         self, input: Any, call_options: _CallOptions, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
     ) -> QueryRun | SubplanRun:
+        """Start the e-graph of a call: as a subplan of the live query around it, or as a query of its own.
+
+        If the graph gains nothing, the query is only traced. `table`: the call's prefetches of the user's own models,
+        if any.
+        """
         optimised = self._plan(traced, pool, input)
         around = context_of(call_options.requested, call_options.runs, pool)
         if table is None and (query_run := joinable(around.run)) is not None:
@@ -449,6 +464,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         return dict(kwargs) if started.run is None else {**self.kwargs, **kwargs}
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Call the original's `invoke` while a live query runs; with `shadow=`, repeat and compare a share of calls."""
         if self._shadow is not None and self._shadow.choose():
             fast = partial(self._invoke, input, config, **kwargs)
             return self._shadow.call(fast, original_call(self.bound, input, config, kwargs, is_async=False))
@@ -460,12 +476,14 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             return started.chain.invoke(input, started.config, **self._arguments(started, kwargs))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Call the original's `ainvoke` as `invoke` does, in a loop."""
         if self._shadow is not None and self._shadow.choose():
             fast = partial(self._ainvoke, input, config, **kwargs)
             return await self._shadow.acall(fast, original_call(self.bound, input, config, kwargs, is_async=True))
         return await self._ainvoke(input, config, **kwargs)
 
     async def _ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Start the live query and await the original's answer. Raise `QueryTimeout` when its deadline passes."""
         started = self._start(input, config, kwargs, EntryPoint(on_loop=True), is_whole_call=True, streamed=False)
         with started.running():
             async with interrupting(started.deadline):
@@ -477,6 +495,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         yield from started.items(lambda: started.chain.stream(input, started.config, **arguments))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Yield the original's chunks while a live query runs, which starts with the first one that is read."""
         started = self._start(input, config, kwargs, EntryPoint(on_loop=True, streams=True))
         arguments = self._arguments(started, kwargs)
         async with aclosing(
@@ -492,6 +511,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
     async def atransform(
         self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
+        """Yield what the original makes of pieces of input; nothing is prefetched, as the whole input is not known."""
         started = self._original(config)
         async with aclosing(started.aitems(lambda: started.chain.atransform(input, config, **kwargs))) as chunks:
             async for chunk in chunks:

@@ -40,6 +40,7 @@ def _fields_of_known_class(value: Any) -> Fields | None:
 
 
 def _message(message: BaseMessage) -> Fields:
+    """Yield the fields of a message that are compared: content, name and tool calls, without ids."""
     yield "content", message.content
     yield "name", message.name
     for name in ("status", "artifact"):
@@ -113,6 +114,7 @@ def check_repeatable(chain: Runnable[Any, Any], template: WorkflowTemplate) -> N
 
 
 def _writes(template: WorkflowTemplate) -> Iterator[str]:
+    """Yield a phrase for each component of a template, also in its bodies, that writes to something."""
     for component in template.components:
         yield from (f"{component.name} to {effect.resource}" for effect in component.effects if effect.writes)
         for inner in (component.body, component.otherwise):
@@ -121,6 +123,7 @@ def _writes(template: WorkflowTemplate) -> Iterator[str]:
 
 
 def _histories(node: Runnable[Any, Any]) -> Iterator[str]:
+    """Yield the reason for each part of a chain that keeps a message history, which a second call would write to."""
     if isinstance(node, RunnableWithMessageHistory):
         yield "it keeps a message history"
     elif isinstance(node, RunnableBindingBase):
@@ -143,6 +146,7 @@ def entries_of(obj: Any) -> Entries:
 
 
 def _of_runnable(obj: Any) -> Entries:
+    """Return how `teola compare` calls a Runnable: whole or streamed, with a fresh thread or session for each run."""
     config = _configs(obj)
     return Entries(
         "Runnable",
@@ -155,6 +159,7 @@ def _of_runnable(obj: Any) -> Entries:
 
 
 def _of_graph(obj: Any) -> Entries:
+    """Return how `teola compare` calls a graph: as a Runnable, but streamed by messages of its models."""
     config = _configs(obj)
 
     async def messages(graph: Any, value: Any) -> AsyncIterator[Any]:

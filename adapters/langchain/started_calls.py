@@ -76,6 +76,7 @@ class SessionHandler(BaseCallbackHandler):
         tags: list[str] | None = None,
         **_: Any,
     ) -> None:
+        """Note where a run stands in the chain, so that `_observe` finds its component when the run ends."""
         self._tracker.add_run(run_id, parent_run_id, tags)
 
     on_chain_start = on_llm_start = on_chat_model_start = on_retriever_start = on_tool_start = _start  # type: ignore[assignment]
@@ -98,6 +99,7 @@ class SessionHandler(BaseCallbackHandler):
         self._observe(run_id, generation.message if isinstance(generation, ChatGeneration) else generation.text)
 
     def _observe(self, run_id: UUID, value: Any) -> None:
+        """Give a value that a run computed to the live query, if the graph waits for that component."""
         path = self._tracker.path(run_id)
         component = self._watched.get(path) if path is not None else None
         if component is not None:
@@ -151,6 +153,7 @@ class StartedCall(NamedTuple):
     """The rules by which its models are routed to engines."""
 
     def give_up(self) -> None:
+        """End the query of a call whose original will not run."""
         if self.run is not None:
             self.run.close()
         if self.table is not None:
@@ -256,6 +259,7 @@ class streaming:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the queries of the batch; cancel them if the caller was cancelled or interrupted."""
         for run in self._runs:
             if kind is None or issubclass(kind, Exception):
                 run.close()

@@ -160,6 +160,11 @@ class ReadOnlyTools:
         return is_read_only(tool) or any(self._counts(entry, tool) for entry in self.entries)
 
     def _counts(self, entry: Any, tool: BaseTool) -> bool:
+        """Return True if one entry of `read_only=` declares a tool read-only.
+
+        Tools of a named MCP server count only if their `readOnlyHint` is true. Raise `RegistrationError` for a
+        predicate that returns no bool.
+        """
         if entry is tool or entry == tool.name:
             return True
         if isinstance(entry, str) or is_mcp_server(entry):
@@ -213,6 +218,11 @@ def on_engine(tools: Iterable[BaseTool], pool: EnginePool, engine: str = "tools"
 
 
 def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
+    """Return a copy of a tool whose function runs on an engine of the pool.
+
+    The copy's functions send the arguments as a request and return its value. Errors of the function are raised as the
+    function raised them, where that is known.
+    """
     function = _function(tool)
     signature = inspect.signature(function)
 

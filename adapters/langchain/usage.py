@@ -43,6 +43,7 @@ class UsageHandler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: Any, messages: Any, *, run_id: UUID, batch_size: int = 1, **kwargs: Any
     ) -> None:
+        """Note a call of a chat model, and make it the current one for calls that its own code makes."""
         outer = current_model_run.get()
         while outer is not None and outer.is_over:
             outer = outer.outer
@@ -54,6 +55,7 @@ class UsageHandler(BaseCallbackHandler):
         current_model_run.set(run)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Count the tokens that a call reports, unless the pool or a call inside it has counted them."""
         run = self._end_run(run_id)
         tokens = _reported_tokens(response)
         if run is None or run.is_counted or tokens is None:
@@ -66,6 +68,7 @@ class UsageHandler(BaseCallbackHandler):
         self._end_run(run_id)
 
     def _end_run(self, run_id: UUID) -> ModelRun | None:
+        """Forget a run and return its call; the call is over when the last of its prompts is."""
         with self._lock:
             run = self._runs.pop(run_id, None)
             if run is not None:
@@ -99,6 +102,7 @@ def observe_models(observer: CallObserver) -> None:
 
 
 def _tokens_of_choice(choice: Any) -> Tokens | None:
+    """Return the tokens that a choice's message reports; None if it reports none."""
     message = choice.message if isinstance(choice, ChatGeneration) else None
     usage = message.usage_metadata if isinstance(message, AIMessage) else None
     if not usage:

@@ -110,6 +110,7 @@ class PipelinedWrite:
 
 
 def _wait_for(rows: CallHandle) -> None:
+    """Wait until a write has ended, well or not: its error was raised by another one already."""
     try:
         rows.result()
     except Exception:  # told by another one already
@@ -159,6 +160,10 @@ class TeolaVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
+        """Embed and store texts; return an id for each. Of several with one id, the last is stored.
+
+        Raise `RegistrationError` for unknown arguments that would choose rows.
+        """
         _refuse_row_choices(kwargs, "add_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
         self.write(latest(chunks))
@@ -172,6 +177,7 @@ class TeolaVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
+        """Embed and store texts as `add_texts` does, in a loop."""
         _refuse_row_choices(kwargs, "aadd_texts", ["metadatas", "ids"])
         chunks = to_chunks(texts, metadatas, ids)
         await self.awrite(latest(chunks))
@@ -244,6 +250,10 @@ class TeolaVectorStore(VectorStore):
         return True
 
     def _delete(self, ids: list[str] | None, kwargs: Mapping[str, Any]) -> Any:
+        """Start to delete rows by id, or the whole collection if `ids` is None; return a future.
+
+        Raise `RegistrationError` for arguments that other stores have to choose rows: they must not be ignored here.
+        """
         if ids is None:
             _refuse(kwargs, "delete", ["ids"])
             return self.administer("delete_collection")
@@ -293,6 +303,7 @@ class TeolaVectorStore(VectorStore):
     async def amax_marginal_relevance_search(
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
+        """Search as `max_marginal_relevance_search` does, in a loop."""
         vector = await self._embedding.aembed_query(query)
         return await self.amax_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, **kwargs)
 
@@ -307,6 +318,7 @@ class TeolaVectorStore(VectorStore):
     async def amax_marginal_relevance_search_by_vector(
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, **kwargs: Any
     ) -> list[Document]:
+        """Search as `max_marginal_relevance_search_by_vector` does, in a loop."""
         nearest = await self.asimilarity_search_by_vector(embedding, fetch_k, **kwargs)
         vectors = await self._embedding.aembed_documents([document.page_content for document in nearest])
         return _diverse(embedding, nearest, vectors, k, lambda_mult)
@@ -361,6 +373,7 @@ class TeolaVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> TeolaVectorStore:
+        """Return a store with these texts added, as `from_texts` does, in a loop."""
         store, of_adding = cls._construct(embedding, kwargs)
         await store.aadd_texts(texts, metadatas, ids=ids, **of_adding)
         return store
@@ -395,16 +408,23 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
+        """Search as LangChain's retriever does; the engines' requests belong to the caller's query."""
         with self._joined(run_manager):
             return super()._get_relevant_documents(query, run_manager=run_manager, **kwargs)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
+        """Search as `_get_relevant_documents` does, in a loop."""
         with self._joined(run_manager):
             return await super()._aget_relevant_documents(query, run_manager=run_manager, **kwargs)
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> RetrievalLeaf | None:
+        """Describe the search to tracers, which plan the query's embedding and the search from it.
+
+        None for searches that are no plain similarity search, or whose engines are not of one pool: these are not
+        planned.
+        """
         store, options = self.vectorstore, {**self.search_kwargs, **kwargs}
         if self.search_type != "similarity" or not options.keys() <= {"k", "filter"}:
             return None
@@ -460,6 +480,10 @@ def _unscored(scored: Scored) -> list[Document]:
 def _diverse(
     query: list[float], documents: list[Document], vectors: list[list[float]], k: int, lambda_mult: float
 ) -> list[Document]:
+    """Return `k` of the documents, chosen for nearness to the query and distance from each other.
+
+    `lambda_mult` weighs the two: 1 is nearness alone, 0 distance alone.
+    """
     import numpy as np
     from langchain_core.vectorstores.utils import maximal_marginal_relevance
 

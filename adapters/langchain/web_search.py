@@ -44,6 +44,7 @@ class TeolaWebSearch(ConfigScoped, BaseRetriever):
         return to_documents((await self._call(query, run_manager))[0])
 
     def _call(self, query: str, callbacks: Any) -> CallHandle:
+        """Start a search request of the engine, in the query that the caller belongs to, if any."""
         run, request_context = call_context(self.pool, callbacks)
         request = [SearchText(query, self.k)]
         handle: CallHandle = self.pool.call(

@@ -59,6 +59,10 @@ def accelerate_graph(graph: Any, options: Options, like: Acceleration | None = N
 
 
 def _accelerated(acceleration: Acceleration, options: Options, like: Acceleration | None) -> Any:
+    """Create the accelerated graph: its watched nodes, its plans, and the tools that may be prefetched.
+
+    Plans and inner graphs are taken over from `like`, the acceleration of a graph that this one copies, where they fit.
+    """
     graph, pool, passes, speculate = acceleration.original, options.pool, options.passes, options.speculate
     like = like if like is not None and like.pool in (pool, shared_pool()) else None
     if pool is not None:

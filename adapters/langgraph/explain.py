@@ -131,6 +131,7 @@ def _expectation(
 
 
 def _edge_lines(nodes: Sequence[NodeFacts], first: Sequence[str], choices: Sequence[Choice]) -> Iterator[str]:
+    """Yield the lines of the section "Edges" of `explain()`: static edges, joins and conditional edges."""
     if first:
         yield f"start -> {', '.join(first)}"
     yield from (_choice_line("start", choice) for choice in choices)
@@ -148,6 +149,7 @@ def _choice_line(name: str, choice: Choice) -> str:
 
 
 def _prompt_lines(call: CallRow) -> Iterator[str]:
+    """Yield a call's prompt, and a line on how much of its beginning is always the same and so can be cached."""
     yield f"{call.name}: {''.join(map(str, _merged(call.prompt)))}"
     constant_tokens = sum(part.tokens for part in call.prompt[: _first_variable(call.prompt)])
     variables = list(dict.fromkeys(part.variable for part in call.prompt if part.variable))

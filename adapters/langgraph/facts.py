@@ -104,6 +104,10 @@ class GraphFacts:
         return shape_of(self.graph) if self.plans is None else self.plans.shape
 
     def _node(self, node: NodeShape, has_pool: bool) -> NodeFacts:
+        """Collect what the report says of one node: how much of it was understood, its calls, tools and edges.
+
+        `has_pool`: the node holds pool-backed objects.
+        """
         draft, visited = self._visited[node.name]
         calls = tuple(self._rows(node, draft))
         level, reason = _level(node, draft, visited, has_pool)
@@ -355,6 +359,7 @@ class GraphFacts:
 
 
 def _kind(runnable: Any) -> str:
+    """Return the name of what a node or a condition runs: its function, else its class."""
     if tool_node_parts(runnable) is not None:
         return type(runnable).__name__
     functions = functions_of(runnable)
@@ -364,6 +369,7 @@ def _kind(runnable: Any) -> str:
 
 
 def _level(node: NodeShape, draft: Draft, visited: LoweredNode, has_pool: bool) -> tuple[Level, str]:
+    """Return how much of a node was understood, and the reason if not all of it was."""
     if functions_of(node.bound) is None:
         row = next((row for row in draft.nodes if row.level != "lowered"), None)
         return ("lowered", "") if row is None else (row.level, row.reason)
@@ -506,6 +512,7 @@ def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[CallRow, ...]:
 
 
 def _tool_row(name: str, original: Any, tools: AgentTools | None, parts: ToolNodeParts) -> CallRow:
+    """Return the report's row for one tool: when it starts, or the reason why it runs in its place."""
     tool = None if tools is None else tools.tools.get(name)
     if tool is not None:
         work = "it runs" if tool.can_be_prefetched else "its engine work begins"

@@ -126,6 +126,7 @@ class NodeTask:
         self._agent: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
+        """Begin a node's task: trace it as a step, start the node's plan, and let an agent listen to its models."""
         call, name, config = self._call, self._name, self._config
         metadata = config.get("metadata") or {}
         number = int(metadata.get("langgraph_step", 0))
@@ -144,6 +145,7 @@ class NodeTask:
             self._agent.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """End a node's task in the trace: done, failed, or interrupted if it leaves for a human or an outer graph."""
         try:
             if self._agent is not None:
                 self._agent.__exit__(kind, error, trace)
@@ -191,6 +193,7 @@ class WatchedNode(Runnable[Any, Any]):
         self._graph, self._name, self.node = graph, name, node
 
     def _task(self, input: Any, config: RunnableConfig | None, *, is_async: bool) -> AbstractContextManager[None]:
+        """Return the context of a task of this node; an empty one outside a call of this accelerated graph."""
         call = current_call.get()
         if call is None or call.graph is not self._graph:
             return _NO_TASK
@@ -209,6 +212,7 @@ class WatchedNode(Runnable[Any, Any]):
             yield from self.node.stream(input, config, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Yield the node's chunks inside a task of the graph's call."""
         with self._task(input, config, is_async=True):
             async with aclosing(self.node.astream(input, config, **kwargs)) as chunks:
                 async for chunk in chunks:
@@ -267,6 +271,7 @@ class AcceleratedGraph:
 
     @functools.wraps(Pregel.stream)
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """Stream the original graph while a live query runs. `invoke` and all other sync entry points come here."""
         acceleration = None if "stream" in vars(self) else _acceleration_of(self)
         if acceleration is None:  # made by its class's constructor, or the method was replaced (`mock.patch.object`)
             yield from super().stream(input, config, **kwargs)  # type: ignore[misc]
@@ -277,12 +282,14 @@ class AcceleratedGraph:
     def _items(
         self, runner: Any, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]
     ) -> Iterator[Any]:
+        """Return the runner's items, inside the call if there is a query. Runs once the first item is read."""
         items = runner.stream(input, config, **kwargs)
         call = self._call(started, kwargs)
         return items if call is None else in_call(call, items)
 
     @functools.wraps(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Stream the original graph while a live query runs, as `stream` does, in a loop."""
         acceleration = None if "astream" in vars(self) else _acceleration_of(self)
         started = None if acceleration is None else self._started(config)
         if acceleration is None or started is None:
@@ -296,6 +303,7 @@ class AcceleratedGraph:
     def _aitems(
         self, runner: Any, started: StartedCall, input: Any, config: Any, kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
+        """Return the runner's items as `_items` does, in a loop."""
         items = runner.astream(input, config, **kwargs)
         call = self._call(started, kwargs)
         return items if call is None else ain_call(call, items)
@@ -303,6 +311,10 @@ class AcceleratedGraph:
     # ------------------------------------------------------------ one call
 
     def _call(self, started: StartedCall, kwargs: Mapping[str, Any]) -> GraphCall | None:
+        """Create the state that the nodes of one call share; None for a call without a query.
+
+        Tools are not prefetched in a call that is interrupted at a node around them.
+        """
         if started.run is None:
             return None
         run, plans, tools = started.run.query_run, self._teola.plans, self._teola.tools
@@ -324,6 +336,7 @@ class AcceleratedGraph:
         return self._call_of(None, config, request_context=request_context, deadline=deadline)
 
     def _query(self, call_options: RequestedContext, runs: list[Any], pool: EnginePool) -> StartedCall:
+        """Start the live query of a call, or join the one around it: a graph inside another has no query of its own."""
         outer_run = joinable(context_of(call_options, runs, pool).run)
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
@@ -360,6 +373,7 @@ class AcceleratedGraph:
         return self._teola.original, self._teola.pool
 
     def __teola_report__(self, input: Any = None) -> PlanReport:
+        """Collect what `explain()` and `report()` show of the graph. Nothing of it runs; `input` is not used."""
         from teola_plugin.adapters.explain import ended_trace, left_for_form
         from teola_plugin.adapters.langchain.call_sites import CodeSites
         from teola_plugin.adapters.langgraph.explain import NOTHING_PREFETCHED, explain_graph
@@ -466,6 +480,10 @@ def accelerated_graph(acceleration: Acceleration, nodes: dict[str, Any]) -> Any:
 
 
 def _sharing(mixin: type, graph: Any, value: Any) -> Any:
+    """Create an instance of a subclass of the graph's class, with the mixin before it, that shares the graph's state.
+
+    `value` goes into the mixin's slot: the options of an accelerated graph, or the nodes of a runner.
+    """
     cls = subclass_of(type(graph), mixin, slots=(_ACCELERATION,))
     instance = sharing(cls, graph)
     object.__setattr__(instance, _ACCELERATION, value)

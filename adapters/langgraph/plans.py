@@ -166,12 +166,17 @@ class Plans:
         self._pending.discard(key)
 
     def _plans_of(self, key: PlanKey) -> PlanTree[TraceResult | None]:
+        """Return the plans for tasks with this key, one for each outcome of known conditions, made when needed."""
         plans = self._plans.get(key)
         if plans is None:
             plans = self._plans.setdefault(key, PlanTree(partial(self._trace, key)))
         return plans
 
     def _trace(self, key: PlanKey, decide: Decide | None) -> TraceResult | None:
+        """Plan a node and those that certainly come after it; return None if the plan gains nothing or planning fails.
+
+        `decide` answers conditions on the state or settings; None assumes no outcome. A failure is logged.
+        """
         if self.shape is None or key.node not in self.shape.nodes or self._speculate == "off":
             return None
         try:
@@ -342,6 +347,10 @@ class Parts:
             calls.add_sites(sites)
 
     def _new_provider_calls(self, config: Any) -> QueryCalls | None:
+        """Let the user's own models be prefetched in this query; return None if somebody would hear of it.
+
+        Callers hold the lock.
+        """
         on_loop = running_loop() is not None
         prefetch_form = read_prefetch_form(config, EntryPoint(on_loop), models=True)
         if prefetch_form is None:
@@ -477,6 +486,10 @@ def _requests(graph: Graph) -> Counter[Hashable]:
 
 
 def _looks(p: Primitive) -> Hashable:
+    """Return a key that is equal for primitives which make requests of the same look, whatever nodes they stand in.
+
+    Compared are kind, engine, prompt and search, and the requests in fragments.
+    """
     attributes = p.attributes
     kind = PrimitiveKind.PREFILLING if p.kind in LLM_PREFILLS else p.kind
     inner = tuple(None if f is None else frozenset(_requests(f.graph).items()) for f in (p.fragment, p.otherwise))

@@ -68,6 +68,7 @@ def _session(obj: Any, options: Options) -> Any:
 
 
 def _new_session(obj: Any, pool: EnginePool | None, settings: Settings, rules: RoutingRules | None) -> Session:
+    """Create the session that plans and runs the calls of an object: a `WorkflowSession` for workflows and agents."""
     accelerate_part = _PartAccelerator(pool, settings)
     if not isinstance(obj, Workflow):
         return Session(obj, pool, settings, accelerate_part, rules)
@@ -88,6 +89,10 @@ class _PartAccelerator:
         self._accelerated: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, node: Any) -> Any:
+        """Return the accelerated form of an engine, retriever or synthesizer that is called at run time.
+
+        Forms are remembered by identity; the oldest is dropped when there are too many.
+        """
         if isinstance(node, Accelerated):
             return node
         remembered = self._accelerated.get(id(node))
@@ -114,6 +119,7 @@ def the_pool_of(obj: Any) -> EnginePool | None:
 
 
 def _pool_of(node: Any) -> Any:
+    """Return the pool that an object belongs to, by its route to an engine or its own field; None without one."""
     route = route_of(node)
     if route is not None:
         return route.pool

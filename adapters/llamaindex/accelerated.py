@@ -275,6 +275,7 @@ def session_of(obj: Any) -> Any:
 
 
 def _refusal(obj: Any) -> TraceError:
+    """Return the error for an object that cannot be accelerated, with a hint what can."""
     class_name = f"{type(obj).__module__}.{type(obj).__qualname__}"
     if type(obj).__name__ == "QueryPipeline":
         return TraceError(

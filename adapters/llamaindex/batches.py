@@ -124,6 +124,10 @@ class BatchPrefetching:
     def get_text_embedding_batch(
         self, texts: list[str], show_progress: bool = False, **kwargs: Any
     ) -> list[list[float]]:
+        """Embed texts batch after batch, as LlamaIndex does, with all requests sent to the engine at the start.
+
+        Vectors go to the write that stores rows meanwhile, if it can tell to which rows they belong.
+        """
         write = current_write.get()
         if write is not None and not write.expect(texts):
             write = None
@@ -133,6 +137,7 @@ class BatchPrefetching:
     async def aget_text_embedding_batch(
         self, texts: list[str], show_progress: bool = False, **kwargs: Any
     ) -> list[list[float]]:
+        """Embed texts as `get_text_embedding_batch` does, in a loop."""
         write = current_write.get()
         if write is not None and not await write.aexpect(texts):
             write = None

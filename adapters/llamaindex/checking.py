@@ -92,6 +92,7 @@ def snapshot(value: Any) -> Any:
 
 
 def _fields(value: Any) -> Fields | None:
+    """Return the fields of a node or a response that are compared; None for values that are compared as they are."""
     if isinstance(value, BaseNode):
         return _node_fields(value)
     if isinstance(value, Response):
@@ -106,6 +107,7 @@ def _node_fields(node: BaseNode) -> Fields:
 
 
 def _response_fields(response: Response) -> Fields:
+    """Yield the fields of a response that are compared, with positions in place of the ids of its source nodes."""
     yield "response", response.response
     yield "source_nodes", response.source_nodes
     metadata = response.metadata or {}
@@ -182,6 +184,7 @@ def _no_text_nor_arguments(value: Any) -> str:
 
 
 def _no_query_with_nodes(value: Any) -> str:
+    """Return what is wrong with the input for a synthesizer, as text; empty if nothing is."""
     good = isinstance(value, dict) and value.keys() == {"query", "nodes"} and isinstance(value["nodes"], list)
     if good and not _no_text(value["query"]) and all(isinstance(text, str) for text in value["nodes"]):
         return ""

@@ -111,6 +111,7 @@ class CompositeCalls:
 
     @contextlib.contextmanager
     def _claimable(self) -> Iterator[None]:
+        """Let the method that runs in the body claim the prefetched calls; drop what it did not claim."""
         live_scopes.add(id(self))
         token = original_scope.set((CallScope(self._table, Caller.ORIGINAL, _same), self._targets))
         try:
@@ -126,6 +127,7 @@ class CompositeCalls:
             live_scopes.discard(id(self))
 
     def _next(self) -> tuple[LlamaIndexInvocation, CallScope] | None:
+        """Take the next call that nobody has started; None if there is none left."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -134,6 +136,10 @@ class CompositeCalls:
             return self._waiting.popleft(), scope
 
     def _work(self) -> None:
+        """Make calls one after the other, on one of several threads, until none is left or one fails.
+
+        The original meets the error where it claims that call.
+        """
         while (claimed := self._next()) is not None:
             call, scope = claimed
             try:
@@ -142,6 +148,7 @@ class CompositeCalls:
                 self._stop()
 
     async def _awork(self) -> None:
+        """Make calls as `_work` does, as a task of the running loop."""
         original_scope.set(None)
         while (claimed := self._next()) is not None:
             call, scope = claimed
@@ -192,6 +199,11 @@ def _batch_calls(model: Any, texts: Sequence[str]) -> CompositeCalls | None:
 
 
 def _around_batches(original: Any) -> Any:
+    """Wrap a model's `get_text_embedding_batch`, so that its later batches are prefetched while the first is embedded.
+
+    On an engine all batches are requested at once; a model of the user's own is called on threads if it allows that.
+    """
+
     @functools.wraps(original)
     def wrapper(self: Any, texts: list[str], *args: Any, **kwargs: Any) -> Any:
         worker = _routed_worker(self)
@@ -209,6 +221,8 @@ def _around_batches(original: Any) -> Any:
 
 
 def _around_async_batches(original: Any) -> Any:
+    """Wrap a model's `aget_text_embedding_batch` as `_around_batches` does, for models on an engine only."""
+
     @functools.wraps(original)
     async def wrapper(self: Any, texts: list[str], *args: Any, **kwargs: Any) -> Any:
         worker = _routed_worker(self)
@@ -233,6 +247,8 @@ def _around_embedding_of_nodes(original: Any) -> Any:
 
 
 def _around_async_embedding_of_nodes(original: Any) -> Any:
+    """Wrap a coroutine method as `_around_embedding_of_nodes` wraps a method."""
+
     @functools.wraps(original)
     async def wrapper(self: Any, nodes: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         note_nodes_for_write(nodes)
@@ -278,6 +294,8 @@ def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
     llm = extractor.llm
 
     def run(recorder: Any) -> Any:
+        """Run the extractor's own code on a copy, whose LLM records the call instead of making it."""
+
         async def apredict(*args: Any, **kwargs: Any) -> Any:
             return recorder.predict(*args, **kwargs)
 
@@ -289,6 +307,8 @@ def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
 
 
 def _around_documents(original: Any) -> Any:
+    """Wrap `extract_titles`, so that the documents share the workers that the extractor allows."""
+
     @functools.wraps(original)
     async def wrapper(self: Any, nodes_by_doc_id: Mapping[Any, Any]) -> Any:
         with during(_title_workers, self.num_workers // max(1, len(nodes_by_doc_id))):
@@ -298,6 +318,8 @@ def _around_documents(original: Any) -> Any:
 
 
 def _around_title_candidates(original: Any) -> Any:
+    """Wrap `get_title_candidates`, so that titles of all nodes of a document are prefetched in tasks of the loop."""
+
     @functools.wraps(original)
     async def wrapper(self: Any, nodes: list[Any]) -> Any:
         calls = _planned(self, lambda: _title_calls(self, nodes))
@@ -310,6 +332,7 @@ def _around_title_candidates(original: Any) -> Any:
 
 
 def _planned(composite: Any, plan: Callable[[], CompositeCalls | None]) -> CompositeCalls | None:
+    """Return the prefetched calls that `plan` makes; None, after a log entry, if that fails: the original just runs."""
     try:
         return plan()
     except Exception as error:  # nothing has been called yet: the original tells what is wrong

@@ -82,6 +82,7 @@ class WritingSession(ServedObject):
         return {**kwargs, "embed_model": route.pool.bound(model, route.engine)}
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
+        """Run the original pipeline, and store rows while later ones are being embedded, if it may be done."""
         pipeline = self.original
         with self.writing():
             write = _plan_write(pipeline, args, kwargs)
@@ -89,6 +90,7 @@ class WritingSession(ServedObject):
                 return pipeline.run(*args, **kwargs)  # type: ignore[no-any-return]
 
     async def _arun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[BaseNode]:
+        """Run the original pipeline as `_run` does, in a loop."""
         pipeline = self.original
         with self.writing():
             write = _plan_write(pipeline, args, kwargs)
@@ -154,6 +156,10 @@ class BuildsIndex(IndexHooks):
     """A mixin before the index's own class, whose nodes are stored while later ones are being embedded."""
 
     def __teola_add__(self, nodes: Nodes, add: Callable[[Any, Nodes], None]) -> None:
+        """Add nodes to the index by `add`, the original's own code, and store rows while later ones are being embedded.
+
+        For an index that cannot do that, `add` gets all nodes at once.
+        """
         index, writing = self._teola_index()
         with writing:
             parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)
@@ -164,6 +170,7 @@ class BuildsIndex(IndexHooks):
                     add(index, batch)
 
     async def __teola_aadd__(self, nodes: Nodes, add: Callable[[Any, Nodes], Awaitable[None]]) -> None:
+        """Add nodes as `__teola_add__` does, in a loop."""
         index, writing = self._teola_index()
         with writing:
             parts = None if index is not self and isinstance(index, BuildsIndex) else _overlapping_parts(index)

@@ -65,6 +65,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
 
     @property
     def metadata(self) -> LLMMetadata:
+        """Describe the model to LlamaIndex. The context window is the user's, else the engine's limit, in tokens."""
         limit = self.pool.engine(self.engine).profile.max_request_size
         return LLMMetadata(
             context_window=self.context_window or limit or DEFAULT_CONTEXT_WINDOW,
@@ -88,6 +89,10 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         return self._chat_request(messages, rest, tools)
 
     def _chat_request(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any], tools: Tools | None) -> Generate:
+        """Return the engine's request for a conversation: messages for a chat model, else one text.
+
+        Raise `RegistrationError` for tools without a chat model, and for messages that hold more than text.
+        """
         if self.is_chat_model:
             request = Generate(to_prompt(messages), self.sampling(None, kwargs))
             return request if tools is None else tools.added_to(request)
@@ -175,6 +180,8 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         return plain if tools is None else tools.response(plain)
 
     def _last_chat_response(self, tools: Tools | None) -> LastResponse[ChatResponse]:
+        """Return a function that makes a stream's last response: the whole answer, with the rest as delta."""
+
         def last_response(generation: Generation, streamed: StreamedText) -> ChatResponse:
             response = self._chat_response(generation, tools)
             return response.model_copy(update={"delta": streamed.rest_of(response.message.content or "")})
@@ -207,6 +214,7 @@ class TeolaLLM(PoolBacked, EngineModel, CallsTools):
         last_response: LastResponse[Response],
         tools: Tools | None = None,
     ) -> AsyncGenerator[Response, None]:
+        """Yield responses as `_stream_responses` does, in a loop."""
         streamed = StreamedText(tools)
         with giving_up(handle):
             async for piece in handle.pieces:

@@ -54,6 +54,7 @@ def _text(message: ChatMessage) -> str:
 
 
 def _texts(blocks: Iterable[Any], message: ChatMessage) -> Iterable[str]:
+    """Yield the texts in the blocks of a message. Raise `RegistrationError` for blocks that no text engine takes."""
     for block in blocks:
         if isinstance(block, TextBlock):
             yield block.text
@@ -70,6 +71,7 @@ def _texts(blocks: Iterable[Any], message: ChatMessage) -> Iterable[str]:
 
 
 def _call_as_json(block: ToolCallBlock) -> str:
+    """Return a tool call in a message as a line of JSON, in the form in which open models write calls."""
     kwargs = block.tool_kwargs
     if isinstance(kwargs, str):
         try:
@@ -105,6 +107,7 @@ def to_completion(generation: Generation, model_name: str, delta: str | None = N
 
 
 def to_chat(generation: Generation, model_name: str, delta: str | None = None) -> ChatResponse:
+    """Return a generation as the response of `chat`, with its usage. `delta`: the text of the last piece."""
     return ChatResponse(
         message=assistant(generation.text),
         delta=delta,

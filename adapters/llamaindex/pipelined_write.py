@@ -101,6 +101,10 @@ class PipelinedWrite:
                 self._closed = True
 
     def _take_ready_rows(self) -> None:
+        """Make rows of the vectors that came in order, and write them if enough are ready and no write is under way.
+
+        Callers hold the lock.
+        """
         while (vectors := self._vectors_by_start.pop(self._next, None)) is not None:
             nodes = self._embedded[self._next : self._next + len(vectors)]
             self._ready += [self.store.row(node, vector) for node, vector in zip(nodes, vectors, strict=True)]

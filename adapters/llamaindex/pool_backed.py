@@ -40,6 +40,7 @@ class PoolBacked(BaseModel):
 
 
 def refuse_pickling(obj: object) -> NoReturn:
+    """Raise `RegistrationError`: an object with a pool cannot be pickled, as its pool lives in this process."""
     raise RegistrationError(
         f"a {type(obj).__name__} cannot be pickled: its engine pool lives in this process.",
         hint="use threads or async instead of processes (num_workers=None); copies by copy.deepcopy share the pool",

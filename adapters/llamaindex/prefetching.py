@@ -308,6 +308,7 @@ def _leads_to(component: Component, sites: frozenset[str]) -> bool:
 
 
 def _pruned(component: Component, sites: frozenset[str], *, needs_output: bool) -> Component:
+    """Return a component with a body reduced to what leads to the sites, unless more of it is needed."""
     has_rounds = component.role.name in ("LOOP", "FOLD")
     if component.body is None or needs_output or has_rounds:
         return component
@@ -447,6 +448,7 @@ class QueryPrefetcher:
         return self._table.has_call(invocation.key())
 
     def _start(self) -> None:
+        """Start threads for the waiting calls, up to `MAX_THREADS` for one query."""
         with self._lock:
             threads = min(MAX_THREADS - self._running, len(self._waiting))
             self._running += max(0, threads)
@@ -454,6 +456,7 @@ class QueryPrefetcher:
             daemon_threads().run(self._work, threads)
 
     def _work(self) -> None:
+        """Make waiting calls one after the other, on a thread, until none is left."""
         try:
             while True:
                 with self._lock:
@@ -466,6 +469,10 @@ class QueryPrefetcher:
                 self._running -= 1
 
     def _call(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        """Make a call on this thread and end `result` with what comes of it.
+
+        A call that reports events of its own is left to the original, and its class is not prefetched again.
+        """
         try:
             value = result_for_graph(scope.last_result(invocation))
         except CallsPublicMethod:
@@ -478,6 +485,7 @@ class QueryPrefetcher:
             _end(result, Outcome(value))
 
     def _launch(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        """Start a call as a task of the caller's loop, unless it was dropped meanwhile. Runs on that loop."""
         assert self._loop is not None
         if not scope.is_dropped:
             task = self._loop.create_task(self._acall(invocation, scope, result), context=self._context.copy())
@@ -486,6 +494,7 @@ class QueryPrefetcher:
             scope.stop = task.cancel
 
     async def _acall(self, invocation: LlamaIndexInvocation, scope: CallScope, result: Future[Outcome]) -> None:
+        """Make a call as `_call` does, as a task of the caller's loop."""
         try:
             async with self._slots:
                 value = result_for_graph(await scope.alast_result(invocation))
@@ -522,6 +531,7 @@ def _copied_arguments(arguments: ProviderArguments) -> tuple[tuple[Any, ...], di
 
 
 def _copied_argument(value: Any) -> Any:
+    """Return a copy of an argument that later changes do not reach. Raise `NotCopied` for unknown objects."""
     if type(value) is not VectorStoreQuery:
         return snapshot(value)
     fields = dict(vars(value))

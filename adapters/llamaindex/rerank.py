@@ -65,6 +65,10 @@ class TeolaRerank(PoolBacked, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
+        """Return the best nodes by the engine's scores, and report LlamaIndex's reranking events.
+
+        Without nodes, the engine is not called.
+        """
         query = _require_query(query_bundle)
         if not nodes:
             return []
@@ -75,6 +79,7 @@ class TeolaRerank(PoolBacked, BaseNodePostprocessor):
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
+        """Return the best nodes as `_postprocess_nodes` does, in a loop."""
         query = _require_query(query_bundle)
         if not nodes:
             return []

@@ -143,6 +143,7 @@ class StartedCall(NamedTuple):
             self.deadline.check()
 
     def close(self) -> None:
+        """End the query and the prefetching of a call that has its answer."""
         if self.run is not None:
             self.run.close()
         if self.prefetcher is not None:
@@ -157,6 +158,7 @@ class StartedCall(NamedTuple):
     def _in_both(
         self, enter_prefetcher: Callable[[Prefetching], Any], enter_run: Callable[[Run], Any]
     ) -> AbstractContextManager[Any]:
+        """Enter the contexts of the query and of its prefetching, as far as the call has them."""
         stack = ExitStack()
         if self.run is not None:
             stack.enter_context(enter_run(self.run))
@@ -238,6 +240,7 @@ class Session(ServedObject):
     def _plan_template(
         self, pool: EnginePool, traced: TraceResult, input: Any, as_dedicated: Collection[str] = ()
     ) -> Optimised:
+        """Return the e-graph of a traced entry for this input, with the engines `as_dedicated` taken for dedicated."""
         sizes, passes, speculate = expected_sizes(traced, input), self.settings.passes, self.settings.speculate
         return pool.plan(traced.template, sizes, passes=passes, speculate=speculate, as_dedicated=as_dedicated)
 
@@ -460,6 +463,7 @@ def _query_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
 
 
 def _synthesize_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
+    """Return the graph's input for arguments of `synthesize`, under the names of query engines or synthesizers."""
     if "query_bundle" in kwargs:  # its name in query engines
         kwargs["query"] = kwargs.pop("query_bundle")
 
@@ -542,6 +546,7 @@ def _close_after_thread(call: StartedCall, thread: threading.Thread) -> None:
 
 
 def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Yield a streamed answer inside its query, which ends with it. Raise `QueryTimeout` past the deadline."""
     with call.ending():
         for piece in routed_items(call.rules, streamed_in(call.query_run, call.request_context, pieces)):
             call.check()
@@ -550,6 +555,7 @@ def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> G
 
 
 async def _astream_in_query(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Yield a streamed answer as `_stream_in_query` does, in a loop; the deadline interrupts a late piece."""
     with call.ending():
         items = arouted_items(call.rules, astreamed_in(call.query_run, call.request_context, pieces))
         async with aclosing(items) as pieces_in_query:  # type: ignore[type-var]

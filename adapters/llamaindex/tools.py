@@ -86,6 +86,7 @@ class StreamedText:
         return self._deliver(answer)
 
     def _deliver(self, certain: str) -> str:
+        """Return what the text `certain` adds to the delivered text; empty if `certain` begins differently."""
         if not certain.startswith(self.delivered):
             return ""
         delta, self.delivered = certain[len(self.delivered) :], certain

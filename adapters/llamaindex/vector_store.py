@@ -149,6 +149,10 @@ def _build_test(filters: MetadataFilters) -> MetadataTest:
 
 
 def _build_single_test(one: MetadataFilter | MetadataFilters) -> MetadataTest:
+    """Return LlamaIndex's own test of metadata for one filter; it is False where the filter cannot compare the value.
+
+    Raise `RegistrationError` for a list operator whose value is no list.
+    """
     if isinstance(one, MetadataFilter) and one.operator in _OF_LISTS and not isinstance(one.value, list | str):
         raise RegistrationError(
             f"the filter of {one.key!r} compares by {one.operator.value!r} with {one.value!r}, which is no list.",
@@ -275,6 +279,7 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **delete_kwargs: Any
     ) -> None:
+        """Remove nodes as `delete_nodes` does, in a loop."""
         if node_ids or filters:
             nodes = await self.aget_nodes(node_ids, filters)
             await _wait_for(self.admin("delete", [node.node_id for node in nodes]))
@@ -296,10 +301,16 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
+        """Return nodes as `get_nodes` does, in a loop."""
         admitted = row_filter(filters)
         return [to_node(row) for row in await _wait_for(self._read_rows(node_ids, admitted)) if admitted.admits(row)]
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Return the nearest nodes that meet the query's filters, best first.
+
+        Filters that the engine does not evaluate are tested on the rows found; more rows are then requested until
+        enough of them meet the filters.
+        """
         first = self._first_listed(query).result() if query.node_ids else []
         admitted = self._filter(query, first)
         for k in _search_depths(query.similarity_top_k, admitted):
@@ -310,6 +321,7 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
         return self.result_of(hits_admitted[: query.similarity_top_k])
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Return the nearest nodes as `query` does, in a loop."""
         first = await _wait_for(self._first_listed(query)) if query.node_ids else []
         admitted = self._filter(query, first)
         for k in _search_depths(query.similarity_top_k, admitted):
@@ -350,6 +362,7 @@ class TeolaVectorStore(PoolBacked, BasePydanticVectorStore):
         return self.admin("get", (query.node_ids or [])[:1])
 
     def _payload(self, query: VectorStoreQuery, k: int, admitted: RowFilter) -> SearchVector:
+        """Return the engine's request for the `k` nearest rows. Raise `RegistrationError` without an embedding."""
         if query.query_embedding is None:
             raise RegistrationError(
                 "TeolaVectorStore was given a query without an embedding.",

@@ -95,6 +95,11 @@ def embeddings_on(obj: Any, engine: str, pool: EnginePool) -> TeolaEmbeddings:
 
 
 def _check_embedder(obj: Any, server: Any) -> None:
+    """Raise `RegistrationError` unless an `EmbeddingEngine` computes the vectors that the user's object computes.
+
+    Compared are the model and its arguments, the prompts before texts, and the normalization, for queries and
+    documents.
+    """
     client = sentence_transformer(obj)
     if client is None:
         raise differs(obj, "its model cannot be looked at in the installed version", "leave it unbound")
@@ -124,6 +129,7 @@ def _check_encoding(obj: Any, encoding: Mapping[str, Any]) -> None:
 
 
 def _check_prompt(obj: Any, client: Any, server: Any, role: str, encoding: Mapping[str, Any]) -> None:
+    """Raise `RegistrationError` unless object and engine put the same before texts of a role (query, document)."""
     prompt = _prompt_before_texts(client, encoding)
     prompts = {**client.prompts, **server.prompts}
     prompt_name = next((one for one in _PROMPT_NAMES[role] if one in prompts), client.default_prompt_name)
@@ -164,6 +170,10 @@ def cross_encoder_on(obj: Any, engine: str, pool: EnginePool) -> TeolaCrossEncod
 
 
 def _check_model(obj: Any, client: Any, server: Any, kind: str) -> None:
+    """Raise `RegistrationError` unless an engine computes with the object's model, or one loaded by the same arguments.
+
+    The device does not matter. `kind`: the engine's class, for the message.
+    """
     if computes_with(server, client):
         return
     check_model_name(obj, obj.model_name, server, kind)

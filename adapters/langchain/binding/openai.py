@@ -162,6 +162,10 @@ def _stream(copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any,
 async def _astream(
     copy: Any, pool: EnginePool, original: Any, target: Any, *args: Any, **kwargs: Any
 ) -> AsyncIterator[Any]:
+    """Yield chunks of the original's `_astream`, which runs on the private copy in the query of the caller.
+
+    Errors of the pool reach the caller as they are, past the `openai` client.
+    """
     context = call_context(pool, run_manager_in(args, kwargs))
     chunks = original(copy, *args, **kwargs)
     async with aclosing(astreamed_in(*context, araising_pool_errors_in(chunks))) as items:

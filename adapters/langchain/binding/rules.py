@@ -190,12 +190,18 @@ def _server_routes(
     pool = options.pool
 
     def route_of_server(address: ServerModel) -> EngineRoute | None:
+        """Return the engine for models of one server and name, looked for once; None if they go their own way."""
         if address not in routes:
             spec = server_spec(address.base_url, address.model, None, dedicated=False)
             routes[address] = _engine_of(spec, address) if isinstance(spec, EngineSpec) else None
         return routes[address]
 
     def _engine_of(spec: EngineSpec, address: ServerModel) -> EngineRoute | None:
+        """Return an engine for a server that no model named before; None if there is none.
+
+        In a pool of the user's it must be there already. Otherwise the process's own pool starts one, unless engines
+        are dedicated: those would send the server requests that nobody waits for.
+        """
         if pool is not None and pool is not PROCESS.pool:
             for name in pool.engine_names:
                 engine: Any = pool.engine(name)

@@ -214,6 +214,10 @@ async def _agenerate(worker: Any, _: Any, target: Any, *args: Any, **kwargs: Any
 
 
 def _stream(worker: Any, original: Any, target: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """Yield the answer of the pool-backed worker, in place of the original's `_stream`.
+
+    An answer with tool calls or a parsed format comes as one chunk, as it must be read whole.
+    """
     if _comes_whole(kwargs):
         yield _as_chunk(_generate(worker, original, target, *args, **kwargs))
         return
@@ -221,6 +225,7 @@ def _stream(worker: Any, original: Any, target: Any, *args: Any, **kwargs: Any) 
 
 
 async def _astream(worker: Any, original: Any, target: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    """Yield the answer of the pool-backed worker, as `_stream` does, in a loop."""
     if _comes_whole(kwargs):
         yield _as_chunk(await _agenerate(worker, original, target, *args, **kwargs))
         return
@@ -275,6 +280,7 @@ def _comes_whole(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _as_chunk(result: ChatResult) -> ChatGenerationChunk:
+    """Return a whole answer as the only chunk of a stream."""
     generation = result.generations[0]
     message = cast(AIMessage, generation.message)
     fields = {name: value for name, value in vars(message).items() if name != "type"}
@@ -308,6 +314,10 @@ class _RoutedModel:
 
 @functools.lru_cache(maxsize=512)
 def _does_more_than_the_framework(cls: Any) -> bool:
+    """Return True if a model's class replaces LangChain's own `invoke`, `stream`, `generate` or their like.
+
+    Its requests are then not known from its fields, so none is prefetched. Our own classes do not count.
+    """
     framework_class = BaseChatModel if issubclass(cls, BaseChatModel) else BaseLLM
     original_class = next(
         one for one in cls.__mro__ if issubclass(one, framework_class) and not issubclass(one, _BoundObject)
@@ -326,6 +336,10 @@ class _RoutedRetriever:
         self._retriever, self._embeddings = retriever, embeddings
 
     def __teola_leaf__(self, kwargs: Mapping[str, Any]) -> StoreLeaf:
+        """Describe the retriever's search to tracers: an engine embeds the query, and the store's own code searches.
+
+        A store with many rows is searched by the original alone (`LeftToOriginal`), as the search would be made twice.
+        """
         retriever, store = self._retriever, cast(InMemoryVectorStore, self._retriever.vectorstore)
         search = getattr(store, _SEARCHES[retriever.search_type])
         arguments = {**retriever.search_kwargs, **kwargs}
@@ -367,6 +381,10 @@ def find_worker(node: Any) -> Any:
 
 
 def _retriever_worker(node: VectorStoreRetriever) -> _RoutedRetriever | None:
+    """Return a retriever over an `InMemoryVectorStore`, embedded by an engine, as tracers see it.
+
+    None for other stores and kinds of search, and for subclasses with code of the user's.
+    """
     store = node.vectorstore
     if type(store) is not InMemoryVectorStore or node.search_type not in _SEARCHES:
         return None
@@ -390,6 +408,7 @@ class _BoundObject:
 
 class _BoundModel(_BoundObject, ConfigScopedModel):
     def __getstate__(self) -> NoReturn:
+        """Raise `RegistrationError`: the pool that a model on an engine belongs to lives in this process."""
         raise RegistrationError(
             f"a {type(self).__name__} on an engine cannot be pickled: its pool lives in this process.",
             hint="pickle your own object, and call pool.bound in the process that asks",
@@ -447,6 +466,10 @@ def _mixin(obj: Any, worker: Any) -> type:
 
 
 def _sharing(cls: type, obj: Any) -> Any:
+    """Create an instance of `cls` that shares the fields of the user's object.
+
+    Raise `RegistrationError` for an object without a `__dict__` that can be shared.
+    """
     if isinstance(obj, BaseModel):
         return sharing(cls, obj)
     instance: Any = object.__new__(cls)

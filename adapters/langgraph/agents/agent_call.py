@@ -99,6 +99,7 @@ class AgentCall:
             one.close()
 
     def _forget(self, dropped: list[AgentAnswer]) -> None:
+        """Remove answers and their tool calls from the tables. Callers hold the lock."""
         if dropped:
             self._answers = [answer for answer in self._answers if answer not in dropped]
             self._answers_by_call = {
@@ -138,6 +139,7 @@ class AgentCall:
         assert loop is not None
 
         def launch() -> None:
+            """Create the task of the prefetch. Runs on the loop, which the code that calls the model may not be on."""
             task = loop.create_task(prefetch.run_on_loop(self.run), context=context)
             _tasks.add(task)
             task.add_done_callback(_tasks.discard)
@@ -375,6 +377,7 @@ def _tool_call(call: Any) -> Iterator[Callable[[Any], None]]:
 
 
 def _end_safely(answer: AgentAnswer, call_id: str, result: Any) -> None:
+    """End the work that was started for a tool call; log an error of it, so that the tool's own result stands."""
     try:
         answer.tool_ended(call_id, result)
     except Exception as error:

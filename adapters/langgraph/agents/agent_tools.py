@@ -67,6 +67,11 @@ def reach(obj: Any) -> Reach:
 
 
 def _note(result: Reach, value: Any) -> None:
+    """Add to `result` what one object shows of the code that uses it.
+
+    The code may ask a human, read what only its node has, or report events. A name that contains `interrupt` in the
+    code of a function is taken for a question to a human.
+    """
     module = str(getattr(value, "__module__", "")) if isinstance(value, FunctionType) else ""
     if isinstance(value, ModuleType):
         module = value.__name__
@@ -85,6 +90,7 @@ def _note(result: Reach, value: Any) -> None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global and attribute names that code uses, also in functions inside it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -252,6 +258,11 @@ def _prefetchable(
 
 
 def _agent_tool(tool: BaseTool, planner: ToolPlanner, read_only: ReadOnlyTools) -> AgentTool | None:
+    """Return how a tool may be prefetched; None if it may ask a human, or if nothing of it can start before its place.
+
+    The tool itself is called before its place only if it is declared read-only and needs nothing that only its node
+    has. Otherwise its requests to engines are.
+    """
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
     uses = reach(functions)
     if uses.asks_human:

@@ -98,6 +98,7 @@ def _is_constraint(metadata: Any) -> bool:
 
 
 def _is_plain_type(annotation: Any) -> bool:
+    """Return True if values of an annotation are checked by Pydantic alone, without code of the user's."""
     if annotation in _PLAIN_TYPES or annotation in _PRINTED_TYPES:
         return True
     origin, inner = get_origin(annotation), get_args(annotation)

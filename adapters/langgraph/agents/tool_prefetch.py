@@ -108,6 +108,11 @@ class ToolPrefetch:
         return context
 
     def _silence(self, config: RunnableConfig, run: QueryRun, call_position: CallPosition, *, on_loop: bool) -> None:
+        """Set up the current context for the prefetch, where no handler of the user's hears of the call.
+
+        Events go to `NestedEvents` instead. What only the tool's place has is replaced by objects that stop the
+        function when it reads them. `call_position`: that of the model's call.
+        """
         absent = _Absent(self._stopper(self._history.needs_runtime_context))
         silent: RunnableConfig = {key: config[key] for key in ("tags", "recursion_limit") if key in config}  # type: ignore
         silent["configurable"] = _without_runtime_context(config.get("configurable"), absent)
@@ -124,6 +129,8 @@ class ToolPrefetch:
         shims.silence()
 
     def _stopper(self, reason: threading.Event) -> Callable[[], NoReturn]:
+        """Return a function that stops the prefetch, and sets `reason`, which counts for the tool's next prefetches."""
+
         def stop() -> NoReturn:
             self._is_stopped = True
             reason.set()
@@ -148,6 +155,7 @@ class ToolPrefetch:
 
     @contextlib.contextmanager
     def _ending(self, run: QueryRun) -> Iterator[None]:
+        """Run the body, which makes the call; note when it ended, and suppress its error."""
         try:
             with contextlib.suppress(BaseException):  # the original calls the function itself, and it raises there
                 yield
@@ -156,6 +164,7 @@ class ToolPrefetch:
             self._finish()
 
     def _finish(self) -> None:
+        """Mark the prefetch as done and call each function in `on_done` once. Called from any thread, maybe twice."""
         self.is_done = True
         with contextlib.suppress(IndexError):  # another thread has called them
             while True:
@@ -307,6 +316,8 @@ def _as_configured(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _recorder(name: str) -> Callable[..., None]:
+    """Return the handler method for one kind of event, which keeps the event until the outcome is claimed."""
+
     def record(self: NestedEvents, *args: Any, **kwargs: Any) -> None:
         self.stop()
         if name.endswith("_start"):  # what is called may change its input before this is told

@@ -161,6 +161,10 @@ def _values_of_reranker(obj: Any) -> tuple[Any, ...]:
 
 
 def _llm_worker(obj: LLM, route: EngineRoute) -> LLMWorker:
+    """Return the pool-backed LLM that answers in place of the user's, with the same settings.
+
+    Raise `RegistrationError` for an LLM that decodes by its own means, and for settings that the engine does not have.
+    """
     if any(instance_of(module, name, obj) for module, name in _OWN_DECODERS):
         raise RegistrationError(
             f"a {type(obj).__name__} decodes by means of its own: an engine's answers would be others.",
@@ -205,6 +209,7 @@ class ModelRouter:
         return original if worker is None else worker.__teola_body__(method, original) or original
 
     def _worker_on(self, route: EngineRoute, target: Any) -> Any:
+        """Return the worker of a model on an engine; None, after a log entry, if the engine cannot do its work."""
         try:
             return self.check(target, route)
         except Exception as error:

@@ -52,6 +52,10 @@ class EmbeddingCopy(BatchPrefetching, ModelCopy):
     """A copy of a `HuggingFaceEmbedding` on an engine: all methods of that class end in one."""
 
     def __teola_body__(self, method: str, original: Body) -> Body | None:
+        """Return the function that embeds on the engine, in place of the method in which all others of the class end.
+
+        None for any other method. Inputs without a known role, such as images, are embedded by the original.
+        """
         if method != HUGGINGFACE_EMBED:
             return None
 
@@ -81,6 +85,10 @@ def embedding_copy(obj: Any, route: EngineRoute) -> Any:
 
 
 def _check_embedder(obj: Any, parts: HuggingFaceEmbeddingParts, server: Any) -> None:
+    """Raise `RegistrationError` unless an `EmbeddingEngine` computes the vectors that the user's object computes.
+
+    The options and prompts of the two models are compared only if the engine has loaded its model already.
+    """
     own_model = parts.model
     if not computes_with(server, own_model):
         check_model_name(obj, obj.model_name, server, "EmbeddingEngine")

@@ -72,6 +72,11 @@ class CarriedModel(ModelCopy):
 
 
 def _chat(copied: Any, original: Body) -> Body:
+    """Return a provider method that runs on the copy, whose client hands requests to the engine.
+
+    Errors of the pool reach the caller as they are, past the `openai` client.
+    """
+
     def chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
             return original(copied, *args, **kwargs)
@@ -80,6 +85,8 @@ def _chat(copied: Any, original: Body) -> Body:
 
 
 def _achat(copied: Any, original: Body) -> Body:
+    """Return a provider method as `_chat` does, for an async method."""
+
     async def achat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
             return await original(copied, *args, **kwargs)
@@ -88,6 +95,8 @@ def _achat(copied: Any, original: Body) -> Body:
 
 
 def _stream_chat(copied: Any, original: Body) -> Body:
+    """Return a provider method as `_chat` does, for one that streams: its pieces belong to the query of the call."""
+
     def stream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         pieces = raising_pool_errors_in(original(copied, *args, **kwargs))
         return streamed_in(current_run.get(), current_request_context.get(), pieces)
@@ -96,6 +105,8 @@ def _stream_chat(copied: Any, original: Body) -> Body:
 
 
 def _astream_chat(copied: Any, original: Body) -> Body:
+    """Return a provider method as `_stream_chat` does, for an async method."""
+
     async def astream_chat(_: Any, *args: Any, **kwargs: Any) -> Any:
         with raising_pool_errors():
             pieces = araising_pool_errors_in(await original(copied, *args, **kwargs))
@@ -263,6 +274,7 @@ def _clients(obj: Any, module: Any, kind: type[OpenAIParts] | type[OpenAIEmbeddi
 
 
 def _check_server(obj: Any, server: Any) -> None:
+    """Raise `RegistrationError` for another server or model than the engine's, and for changed request methods."""
     base = instance_of(*_OPENAI_LIKE, obj) or instance_of(_MODULE, "OpenAI", obj)
     assert base is not None
     if other := overridden(obj, base):

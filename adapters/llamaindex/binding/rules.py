@@ -166,6 +166,7 @@ def is_surely_absent(obj: Any, model: Any) -> bool:
 
 
 def _may_hold_anything(node: Any) -> bool:
+    """Return True for an object with code of the user's, which may call models that its attributes do not show."""
     function = getattr(node, "func", node)
     home = function if isinstance(function, FunctionType | MethodType) else type(node)
     if home.__module__.partition(".")[0] not in _LIBRARIES:

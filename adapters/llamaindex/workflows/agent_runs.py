@@ -61,6 +61,7 @@ class ToolAccelerator:
         return [self._accelerate_tool(tool) for tool in tools]
 
     def _accelerate_tool(self, tool: Any) -> Any:
+        """Return a copy of a tool that calls an accelerated engine or retriever; the tool if it calls neither."""
         part = called_part(tool)
         if part is None:
             return tool
@@ -156,6 +157,8 @@ def agent_runner(agent: Any) -> Any:
 
 
 def get_tools(original: Any) -> Callable[..., Any]:
+    """Return the runner's `get_tools`: the original's, with accelerated copies of tools, noted for the turn."""
+
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _current.get()
         tools = await original.get_tools(self, *args, **kwargs)
@@ -170,6 +173,8 @@ def get_tools(original: Any) -> Callable[..., Any]:
 
 
 def run_agent_step(original: Any) -> Callable[..., Any]:
+    """Return the runner's `run_agent_step`: the original's, which tells the run when a turn begins and ends."""
+
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _current.get()
         if run is None:
@@ -187,6 +192,8 @@ def run_agent_step(original: Any) -> Callable[..., Any]:
 
 
 def call_tool(original: Any) -> Callable[..., Any]:
+    """Return the runner's `call_tool`: the original's, traced as a step, with its result reported to the run."""
+
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _current.get()
         if run is None:

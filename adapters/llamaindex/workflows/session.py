@@ -104,6 +104,7 @@ class WorkflowSession(Session):
         return TracedEntry(lowering.draft.finish(Ref(INPUT), "workflow"), (), frozenset())
 
     def report(self, entry: str, input: Any = None) -> PlanReport:
+        """Return the report of a workflow's steps or an agent's model and tools, and of the last run. Nothing runs."""
         with self.routing():
             calls = [] if self._step_plans is None else self._step_plans.prefetched_calls()
             trace = ended_trace(self._last)
@@ -139,6 +140,7 @@ class WorkflowSession(Session):
         return self._runner
 
     def _agent_run(self, run: Run | None) -> AgentRun | None:
+        """Return the state of an agent's run; None for a workflow that is no agent, and for a call without a query."""
         if run is None or self.pool is None or not isinstance(run.query_run, QueryRun):
             return None
         run.query_run.has_user_code = True
@@ -166,6 +168,7 @@ def keep_query_open(call: StartedCall, handler: Any) -> Any:
 
 
 def _close_call(call: StartedCall, error: BaseException | None) -> None:
+    """End the query of a run that has ended: well, as cancelled by the user, or as failed."""
     if error is None:
         call.close()
         return
@@ -236,6 +239,7 @@ def _agent_rows(path: str, agent: BaseWorkflowAgent, code: Level) -> Iterator[Tr
 
 
 def _tool_rows(path: str, tools: Iterable[Any], code: Level) -> Iterator[TraceNode]:
+    """Yield the report's rows for an agent's tools: for one that calls an engine or retriever, those of that part."""
     for tool in tools:
         name, part = f'{path}.tools["{tool.metadata.name}"]', called_part(tool)
         if part is None or hasattr(part, "__teola_accelerated__"):

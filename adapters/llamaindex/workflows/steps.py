@@ -155,6 +155,7 @@ class StepPlans:
         return plan
 
     def _objects(self) -> dict[str, Any]:
+        """Return the workflow's attributes that hold objects, by which a plan notices that one was replaced."""
         attributes = vars(self.workflow).items()
         return {
             key: value
@@ -163,6 +164,10 @@ class StepPlans:
         }
 
     def _make(self, name: str, situation: StepSituation, decide: Decide | None) -> _StepPlan:
+        """Trace a step in a situation and plan its prefetched calls; remember the plan if no other prefetches more.
+
+        `decide` answers conditions on the step's input; None assumes no outcome.
+        """
         allowed = AllowedModels(self._threads, on_loop=True)
         traced = trace_steps(self.steps, name, allowed, self.state_class, situation, decide)
         for key, site in allowed.sites.items():
@@ -189,6 +194,10 @@ class StepPlans:
         return next(self._phrases(), None) is not None
 
     def _phrases(self, prefix: str = "") -> Iterator[str]:
+        """Yield a phrase for each step whose calls are prefetched, also in workflows that are attributes of this one.
+
+        `prefix`: what stands before the steps' names.
+        """
         for name in sorted(self.steps):
             plan = self._largest_plan(name, is_alone=True)
             steps_with_calls = {step for step, _ in plan.prefetched_calls()}
@@ -358,12 +367,14 @@ class RunPrefetching:
             log_fallback(error, workflow, f"the step {name!r}")
 
         def run() -> Any:
+            """Run a sync step, whose calls take prefetched results, and note what it returns."""
             with self._step(token, prefetcher, is_alone=is_alone):
                 result = step()
                 self._step_ended(result)
                 return result
 
         async def arun() -> Any:
+            """Run an async step as `run` runs a sync one."""
             with self._step(token, prefetcher, is_alone=is_alone):
                 result = await step()
                 self._step_ended(result)

@@ -126,6 +126,11 @@ class _Turn:
         return prompt
 
     async def _prompt(self, results: list[ToolCallResult]) -> Prompt:
+        """Return the agent's next prompt for these tool results.
+
+        The agent's own code makes it, on a copy that calls no model. Raise `ValueError` if the agent would not call its
+        model.
+        """
         llm, ctx = self.llm, SimpleAgentContext()
         dry_agent = with_attributes(self.agent, {"llm": _RecordingModel(llm)})
         await ctx.store.set(self.key, list(self.memory))
@@ -183,6 +188,10 @@ class ToolWait:
             timer.cancel()
 
     def _prefill(self) -> None:
+        """Prefill the known beginning of the next prompt. Runs on the loop when tools have run for `PAUSE_S`.
+
+        If the prompt cannot be made, that is logged and no more is prefilled in this wait.
+        """
         self._timer = None
         try:
             prompt = self._turn.prompt(self._results)
