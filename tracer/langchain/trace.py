@@ -250,7 +250,7 @@ class _ChainTracer:
     # ------------------------------------------------------------ composites
 
     def _lower_sequence(self, node: RunnableSequence[Any, Any], value: Value, location: _Location) -> Lowered:
-        """Lower the steps in their order, each with the result of the one before. Return the last result."""
+        """Add the components of a sequence's steps, in order. Return the symbolic result of the last step."""
         owns_prefix = location.owns_prefix and sum(not is_transparent(step) for step in node.steps) <= 1
         sequence_span = Span()
         for i, step in enumerate(node.steps):
@@ -259,7 +259,7 @@ class _ChainTracer:
         return value, sequence_span
 
     def _lower_parallel(self, node: RunnableParallel[Any], value: Value, location: _Location) -> Lowered:
-        """Lower the steps, all with the same input. Return a dictionary of their results."""
+        """Add the components of steps that all get the same input. Return a dictionary of their symbolic results."""
         items: dict[str, Value] = {}
         heads: Names = ()
         tails: Names = ()
@@ -269,7 +269,7 @@ class _ChainTracer:
         return Record(items), Span(heads, tails)
 
     def _lower_assign(self, node: RunnableAssign, value: Value, location: _Location) -> Lowered:
-        """Lower the steps that add keys to a dictionary. Return the dictionary with these keys."""
+        """Add the components of steps that add keys to a dictionary. Return the dictionary with these keys."""
         if override := find_override(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{override} overrides what RunnableParallel does")
         record = merge(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
@@ -280,7 +280,7 @@ class _ChainTracer:
         return merge(record, assigned.items), span
 
     def _lower_binding(self, node: RunnableBinding[Any, Any], value: Value, location: _Location) -> Lowered:
-        """Lower the bound Runnable with the binding's arguments; callbacks in its config may make models stream."""
+        """Add the components of a bound Runnable. Callbacks in the binding's config may make its models stream."""
         may_stream = location.may_stream or streams(handlers_in(node.config.get("callbacks")))
         kwargs = {**node.kwargs, **location.kwargs}
         bound_location = replace(location, path=f"{location.path}.bound", kwargs=kwargs, may_stream=may_stream)

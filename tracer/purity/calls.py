@@ -168,7 +168,7 @@ def _make_object(machine: Machine, data_class: DataClass, args: Args, kwargs: Kw
 
 
 def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of a method of a plain value, and count its steps. `name` is one of `METHODS`.
+    """Return a bound for the result of a method of a plain value, and count its steps. `name` is one of `METHODS`.
 
     Raise `Unbounded` if there is no bound for them.
     """
@@ -197,7 +197,7 @@ def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Arg
 
 
 def _join(machine: Machine, separator: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `separator.join(items)`, and count its steps."""
+    """Return a bound for the result of `separator.join(items)`, and count its steps."""
     (items,) = args
     if isinstance(separator, Constant) and isinstance(separator.value, (str, bytes)):
         size = scale(size_of(items), 1 + len(separator.value))
@@ -207,7 +207,7 @@ def _join(machine: Machine, separator: AbstractValue, args: Args, kwargs: Kwargs
 
 
 def _replace(machine: Machine, text: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `text.replace(old, new)`, which may be larger than the text. Count its steps."""
+    """Return a bound for the result of `text.replace(old, new)`, which may be larger than the text. Count its steps."""
     old, new = args[:2]
     size = size_of(text)
     constants = [arg.value for arg in (old, new) if isinstance(arg, Constant) and isinstance(arg.value, str)]
@@ -220,7 +220,7 @@ def _replace(machine: Machine, text: AbstractValue, args: Args, kwargs: Kwargs) 
 
 
 def _format(machine: Machine, template: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `template.format(...)`, and count its steps.
+    """Return a bound for the result of `template.format(...)`, and count its steps.
 
     Raise `Unbounded` for a template that is no constant, looks into a value or names a wide field.
     """
@@ -261,7 +261,7 @@ def _size_of_count(number: AbstractValue) -> Size:
 
 
 def _to_number(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `int`, `float`, `abs` and functions of `math`, and count their steps."""
+    """Return a bound for the result of `int`, `float`, `abs` and functions of `math`, and count their steps."""
     size = add(*map(size_of, args))
     if not sys.get_int_max_str_digits():  # else long texts are refused, which would take their length squared
         machine.spend(machine.loops.multiply(size, size))
@@ -269,7 +269,7 @@ def _to_number(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> AbstractValue:
-    """Return the result of a builtin that looks at each item of its arguments once."""
+    """Return a bound for the result of a builtin that looks at each item of its arguments once."""
     match name:
         case "isinstance":
             size_of(args[0])
@@ -294,7 +294,7 @@ def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> 
 
 
 def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `round`. Raise `Unbounded` for a number of digits that is large or not known."""
+    """Return a bound for the result of `round`. Raise `Unbounded` for a number of digits that is large or not known."""
     for digits in (*args[1:], *kwargs.values()):
         if not (isinstance(digits, Constant) and digits.value is None):
             _size_of_count(digits)
@@ -302,7 +302,7 @@ def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `sum`, and count its steps: quadratic with a start value, since that may be a list."""
+    """Return a bound for the result of `sum`, and count its steps: quadratic with a start, which may be a list."""
     size = add(*map(size_of, (*args, *kwargs.values())))
     if len(args) + len(kwargs) > 1:  # lists, maybe: each is copied for each that follows
         machine.spend(machine.loops.multiply(size, size))
@@ -310,7 +310,7 @@ def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _compare(machine: Machine, args: Args, kwargs: Kwargs, *, is_sort: bool) -> AbstractValue:
-    """Return the result of `sorted`, `max` or `min`, by `key=` if there is one."""
+    """Return a bound for the result of `sorted`, `max` or `min`, by `key=` if there is one."""
     key = kwargs.pop("key", Constant(None))
     if key != Constant(None):
         for items in args:
@@ -321,7 +321,7 @@ def _compare(machine: Machine, args: Args, kwargs: Kwargs, *, is_sort: bool) -> 
 
 
 def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `map` over one iterable, and count the steps of the function for each item."""
+    """Return a bound for the result of `map` over one iterable, and count the steps of the function for each item."""
     func, *iterables = args
     if len(iterables) != 1 or kwargs:
         raise Unbounded("a map over several")
@@ -333,7 +333,7 @@ def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _filter(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `filter`, and count the steps of the function for each item."""
+    """Return a bound for the result of `filter`, and count the steps of the function for each item."""
     func, items = args
     if func != Constant(None):
         machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, func, [item], {}))))
@@ -347,7 +347,7 @@ def _json_loads(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _json_dumps(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return the result of `json.dumps`, and count its steps.
+    """Return a bound for the result of `json.dumps`, and count its steps.
 
     Raise `Unbounded` for options that may call code of the user's, and for a wide indent.
     """
@@ -397,7 +397,7 @@ def _constant_number(value: AbstractValue) -> float | None:
 
 
 def _add(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
-    """Return the result of `+`, and of other operators whose result is no larger than both operands together."""
+    """Return a bound for the result of `+`, or of another operator that makes no more than its operands hold."""
     operands = []
     for value in (left, right):
         number = _constant_number(value)
@@ -413,7 +413,7 @@ def _add(machine: Machine, left: AbstractValue, right: AbstractValue) -> Abstrac
 
 
 def _multiply(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
-    """Return the result of a product with a small constant or a count. Raise `Unbounded` for any other product."""
+    """Return a bound for a product with a small constant or a count. Raise `Unbounded` for any other one."""
     for factor, value in ((_constant_number(left), right), (_constant_number(right), left)):
         if factor is not None:
             size = scale(size_of(value), max(1, abs(int(factor)) + 1))

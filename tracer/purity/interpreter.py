@@ -107,7 +107,7 @@ class Interpreter(Machine):
     def call(
         self, func: ReadableFunction, args: Sequence[AbstractValue], kwargs: Mapping[str, AbstractValue]
     ) -> AbstractValue:
-        """Go through the source of a function that is called with these arguments. Return a value that covers its
+        """Go through the source of a function that is called with these arguments. Return a bound for its
         results.
 
         The steps are counted in `cost`. Raise `Unbounded` if they have no bound, also for recursion.
@@ -222,7 +222,7 @@ class Interpreter(Machine):
         scope.variables[name] = value
 
     def _read_variable(self, name: str) -> AbstractValue:
-        """Return the value of a variable, global or builtin. Raise `Unbounded` for one that is not known or trusted."""
+        """Return what is known of a variable, global or builtin. Raise `Unbounded` for one that is not trusted."""
         scope = self._scope
         if name in scope.variables:
             return scope.variables[name]
@@ -314,7 +314,7 @@ class Interpreter(Machine):
         return SizedValue(size, isinstance(container, SizedValue) and container.is_text)
 
     def _call(self, node: ast.Call) -> AbstractValue:
-        """Return the result of a call, and count its steps. Raise `Unbounded` for an unknown callee or for `**`."""
+        """Return a bound for what a call returns, and count its steps. Raise `Unbounded` for an unknown callee."""
         func = self._evaluate(node.func)
         args = [self._evaluate(arg) for arg in node.args]
         if not all(keyword.arg for keyword in node.keywords) and not isinstance(func, DataClass):
@@ -323,7 +323,7 @@ class Interpreter(Machine):
         return call_value(self, func, args, {name: self._evaluate(value) for name, value in keywords.items()})
 
     def _apply_unary(self, operator: ast.unaryop, operand: ast.expr) -> AbstractValue:
-        """Return the result of a unary operator; a negative number stays a constant."""
+        """Return a bound for the result of a unary operator; a negative number stays a constant."""
         value = self._test(operand)
         if isinstance(operator, ast.Not):
             return SMALL
@@ -332,7 +332,7 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1), size_of(value)), is_count=are_counts(value))
 
     def _join_text(self, parts: Sequence[ast.expr]) -> AbstractValue:
-        """Return the text of an f-string or of `%s`: a constant if all parts are, else a text of their total size."""
+        """Return a bound for the text of an f-string or `%s`: a constant if all parts are, else their total size."""
         values = [self._evaluate(part) for part in parts]
         texts = [value.value for value in values if isinstance(value, Constant) and isinstance(value.value, str)]
         if len(texts) == len(values):
@@ -340,14 +340,14 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1), *map(size_of, values)), is_text=True)
 
     def _print(self, node: ast.FormattedValue) -> AbstractValue:
-        """Return the text of one field of an f-string. Raise `Unbounded` for a width that is large or not known."""
+        """Return a bound for the text of an f-string's field. Raise `Unbounded` for a large or unknown width."""
         width = field_width(self._evaluate(node.format_spec)) if node.format_spec else 0
         value = self._evaluate(node.value)
         size = scale(size_of(value), REPR_FACTOR) if chr(max(node.conversion, 0)) in "ra" else printed_size(value)
         return self.make(add(constant_size(30 + width), size), is_text=True)
 
     def _make_container(self, node: ast.expr, items: Iterable[ast.expr]) -> AbstractValue:
-        """Return a tuple, list, set or dictionary of items; a tuple of constants is a constant itself."""
+        """Return a bound for a tuple, list, set or dictionary of items; a tuple of constants is a constant itself."""
         parts = [
             SizedValue(size_of(self._evaluate(item.value))) if isinstance(item, ast.Starred) else self._evaluate(item)
             for item in items
@@ -359,7 +359,7 @@ class Interpreter(Machine):
         return self.make(add(constant_size(1 + len(parts)), *map(size_of, parts)))
 
     def _comprehend(self, node: Comprehension, parts: Sequence[ast.expr]) -> AbstractValue:
-        """Return the result of a comprehension: the total size of its `parts` over all iterations. Count its steps."""
+        """Return a bound for a comprehension, the total size of its `parts` in all iterations, and count its steps."""
         scope, outer_variables, depth = self._scope, self._scope.variables, self.loops.depth
         if isinstance(node, ast.GeneratorExp):  # it may run later
             scope.captured_names |= inner_names(node)
