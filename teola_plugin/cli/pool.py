@@ -133,7 +133,7 @@ def run_down(options: argparse.Namespace) -> int:
 def run_calibrate(options: argparse.Namespace) -> int:
     """Run `teola calibrate`: measure the engines of a pool's file and print their profiles. Return exit status 0.
 
-    Raise an error for the name of an engine that the file does not have.
+    Raise `RegistrationError` for the name of an engine that the file does not have.
     """
     import asyncio
 

@@ -226,6 +226,7 @@ def _ask(text: str) -> Generate:
 
 
 def _raised(work: Callable[[], Any]) -> BaseException | None:
+    """Call a function, and return what it raised; None if it raised nothing."""
     try:
         work()
     except BaseException as error:

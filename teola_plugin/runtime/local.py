@@ -216,8 +216,7 @@ class LocalRuntime:
     def port(self, engine: str) -> Port:
         """Return the port of an engine by its name.
 
-        Raise `EngineUnavailable` before the pool is started and after it is closed, and another error for an unknown
-        name.
+        Raise `EngineUnavailable` unless the pool is running, and `RegistrationError` for an unknown name.
         """
         self._need_running()
         if engine not in self._ports:

@@ -428,7 +428,7 @@ class EngineScheduler(Batches):
             queued.objective, queued.gang = event.objectives[queued.primitive]
 
     def _up(self, event: ReplicaUp) -> Instructions:
-        """Add a replica that takes work from now on, and route requests by prefix if it is the second one."""
+        """Add a replica that takes work from now on. With a second one, requests may be placed by cached prefixes."""
         if event.replica not in self.replicas:
             self.replicas.append(event.replica)
             if self.router is not None:

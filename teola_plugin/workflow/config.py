@@ -37,8 +37,11 @@ class Config(Mapping[str, Mapping[str, Any]]):
 
 
 def config_of(flow: Flow, values: Mapping[str, Any], workflow: str) -> Config:
-    """`given`: settings by component (`{"found": {"k": 8}}`), by both (`{"found.k": 8}`), or by their own name where
-    only one component has it (`{"chunk_size": 128}`). Raises `RegistrationError`."""
+    """Return the configuration of a workflow from settings by name. Raise RegistrationError for an invalid one.
+
+    `values` name settings by component (`{"found": {"k": 8}}`), by both (`{"found.k": 8}`), or by their own name if
+    only one component has it (`{"chunk_size": 128}`).
+    """
     if isinstance(values, Config):
         values = dict(values)
     if not isinstance(values, Mapping):

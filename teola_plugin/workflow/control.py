@@ -218,7 +218,7 @@ class Loop(Holding):
     max_rounds: int = setting(3, "rounds at most", minimum=1, maximum=64)
 
     def __post_init__(self) -> None:
-        """Convert the body to a flow. Raise an error if `until` or `result` names no component of it."""
+        """Convert the body to a flow. Raise RegistrationError if `until` or `result` names no component of it."""
         super().__post_init__()
         check_name(self.carry, "carried value's")
         flow = body_of(self.flow, f"{self.name}.flow")

@@ -32,7 +32,7 @@ class Calling(Component):
     """What it returns, where its annotation (`str`, `list[str]`, `bool`, `list[Hit]`) does not say it."""
 
     def __post_init__(self) -> None:
-        """Raise an error without a function, unless an engine does the work, and for `reads` that fit no parameter."""
+        """Raise GraphError if there is neither a function nor an engine, and RegistrationError for wrong `reads`."""
         super().__post_init__()
         if not callable(self.function) and not getattr(self, "engine", ""):
             raise GraphError(

@@ -108,7 +108,7 @@ class Generation(Asking):
     json_schema: str = ""
 
     def __post_init__(self) -> None:
-        """Raise an error for `reads` without a variable in the prompt, and for an unknown spelling of lists."""
+        """Raise RegistrationError for `reads` without a variable in the prompt, and for an unknown `items`."""
         super().__post_init__()
         check_reads(self.name, self.reads, self.prompt.variables, "variable of the prompt")
         if self.items not in SPELLINGS:

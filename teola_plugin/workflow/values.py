@@ -30,7 +30,7 @@ class Kind(Enum):
     ANY = "any value"
 
     def fits(self, accepted: Sequence[Kind]) -> bool:
-        """Return True if a value of this kind may be read where one of `wanted` is expected."""
+        """Return True if a value of this kind may be read where one of `accepted` is expected."""
         listed = self is Kind.LIST and not _LISTS.isdisjoint(accepted)
         return listed or self is Kind.ANY or Kind.ANY in accepted or self in accepted
 
@@ -67,7 +67,7 @@ class Document:
 
 
 def documents_of(value: Any) -> list[Document]:
-    """`given` as documents: texts, mappings as in JSON, or a framework's own documents, one or a list.
+    """Convert `value` to documents: texts, mappings as in JSON, or a framework's own documents, one or a list.
 
     Raises `TypeError` for anything else.
     """
@@ -115,7 +115,7 @@ def text_of(value: Any) -> str:
 
 
 def text_size(value: Any, limit: int) -> int:
-    """Characters of values that `text_of` reads at once; more than `most` for all else."""
+    """Characters of values that `text_of` reads at once; more than `limit` for all else."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, (Chunk, Document, Hit)):
