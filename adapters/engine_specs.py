@@ -139,7 +139,7 @@ class ServerSpec(EngineSpec):
     def create(self, name: str) -> Engine:
         """Create an `OpenAIServer`.
 
-        Only a dedicated one gets an API key and checks its server first: elsewhere each request carries the key of the
+        Only a dedicated one gets an API key and checks its server first: otherwise each request carries the key of the
         user's own object.
         """
         from teola_plugin.engines.openai import OpenAIServer

@@ -206,9 +206,10 @@ def as_written(source: Graph, spans: Iterable[Span]) -> float | None:
 
 
 def _seconds(p: Primitive, spans: Sequence[Span]) -> float:
-    """Return how many seconds a primitive of the p-graph takes, by the measured spans.
+    """Return how many seconds a primitive of the p-graph takes in the app's own order, by the measured spans.
 
-    For a branch or a loop, the times of its instances are added up, or the longest counts if it runs them in parallel.
+    The times of the instances of a branch or a loop are added up; where the app itself processes items at once, the
+    longest counts.
     """
     if not p.holds_fragment:
         name = component_of(p.id)

@@ -116,7 +116,7 @@ def _arms(graph: Graph) -> Iterator[str]:
 
 
 def _lookaheads(graph: Graph, forms: AnswerForms) -> Iterator[str]:
-    """Yield a phrase for calls of later nodes that start in an earlier one, grouped by when they start."""
+    """Yield a phrase for calls that start before the original comes to them or chooses them, grouped by when."""
     names_by_start: dict[str, list[str]] = {}
     for name, start in lookahead_starts(graph, forms).items():
         names_by_start.setdefault(start, []).append(name)

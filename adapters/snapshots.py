@@ -136,7 +136,8 @@ def _of_framework(kind: type[Any]) -> bool:
 def _equal(one: Any, other: Any) -> bool:
     """Return True if two values have the same types and contents, all the way down; the recursion of `exactly`.
 
-    Dictionaries need the same order of keys. Numbers with several spellings and times are compared as text.
+    Dictionaries need the same order of keys. Floats, decimals and times are compared by their `repr`, so NaN equals
+    NaN, and -0.0 is not 0.0.
     """
     kind: Any = type(one)
     if kind is not type(other):

@@ -79,7 +79,7 @@ class AlwaysReached:
         return not any(self._may_end(step, body) for step in steps[1:])
 
     def _may_end(self, step: Primitive, source: Graph, known_values: Collection[Ref] = ()) -> bool:
-        """Return True if a step may raise or write, so that the original may never come to what stands behind it.
+        """Return True if a step may raise or is user code, so that the original may not come to what stands behind it.
 
         `known_values` are there already: reading them cannot fail.
         """

@@ -153,7 +153,7 @@ class StartedCall(NamedTuple):
     """The rules by which its models are routed to engines."""
 
     def give_up(self) -> None:
-        """End the query of a call whose original will not run."""
+        """End the query and the prefetches of a call that will run without them."""
         if self.run is not None:
             self.run.close()
         if self.table is not None:

@@ -173,9 +173,10 @@ class Plans:
         return plans
 
     def _trace(self, key: PlanKey, decide: Decide | None) -> TraceResult | None:
-        """Plan a node and those that certainly come after it; return None if the plan gains nothing or planning fails.
+        """Plan a node, and what may be prefetched of the nodes after it; return None for a plan that gains nothing.
 
-        `decide` answers conditions on the state or settings; None assumes no outcome. A failure is logged.
+        `decide` answers conditions on the state or settings; None assumes no outcome. If planning fails, that is logged
+        and there is no plan.
         """
         if self.shape is None or key.node not in self.shape.nodes or self._speculate == "off":
             return None
@@ -347,7 +348,7 @@ class Parts:
             calls.add_sites(sites)
 
     def _new_provider_calls(self, config: Any) -> QueryCalls | None:
-        """Let the user's own models be prefetched in this query; return None if somebody would hear of it.
+        """Let the user's own models be prefetched in this query; return None where the config allows no prefetch.
 
         Callers hold the lock.
         """

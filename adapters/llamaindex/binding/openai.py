@@ -274,7 +274,7 @@ def _clients(obj: Any, module: Any, kind: type[OpenAIParts] | type[OpenAIEmbeddi
 
 
 def _check_server(obj: Any, server: Any) -> None:
-    """Raise `RegistrationError` for another server or model than the engine's, and for changed request methods."""
+    """Raise `RegistrationError` for another server or model than the engine's, and for overridden methods."""
     base = instance_of(*_OPENAI_LIKE, obj) or instance_of(_MODULE, "OpenAI", obj)
     assert base is not None
     if other := overridden(obj, base):
