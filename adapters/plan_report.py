@@ -52,7 +52,7 @@ class Reason(Enum):
     BEHIND_OTHERS = "it waits for what stands before it in its node"
     MAY_BE_SKIPPED = "its node may be chosen or not, and a call for nothing is not made on a guess"
     NODE_CACHE = "its node may not run, as a result may be in its cache", "add_node({names}, ..., cache_policy=None)"
-    ASKED_BEFORE = "the graph is interrupted before its node"
+    INTERRUPTED_BEFORE = "the graph is interrupted before its node"
     OBJECTS_CHANGED = "what {names} changes in objects may be read here"
     AGENT = "each call of an agent needs what the one before gave"
     PREFILLED = "nothing stands before its first call; its next prompts are prefilled while tools run"

@@ -32,7 +32,7 @@ _MOST = 3
 _ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
 
 
-ON_A_GUESS = "before it is known whether the original comes there"
+SPECULATIVE_START = "before it is known whether the original comes there"
 """When a speculative call starts."""
 
 
@@ -131,7 +131,7 @@ def lookahead_starts(graph: Graph, forms: AnswerForms = NO_FORMS) -> dict[str, s
         starts_sooner = p.on_engine and certain is not None and p.kind is not _K.PARTIAL_PREFILLING
         waits_for_code = any(is_impure(graph[name]) for name in graph.ancestors[p.id])
         if starts_sooner and not waits_for_code and component_of(p.id) not in forms.unknown:
-            starts.setdefault(component_of(p.id), "before the original comes there" if certain else ON_A_GUESS)
+            starts.setdefault(component_of(p.id), "before the original comes there" if certain else SPECULATIVE_START)
     return starts
 
 

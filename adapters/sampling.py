@@ -124,7 +124,7 @@ def list_shape(schema: str) -> tuple[str, int | None]:
     return "json", min_items if min_items == max_items else None
 
 
-def forms_told(schema: str, tools: str = "") -> tuple[DraftText, ...]:
+def schema_drafts(schema: str, tools: str = "") -> tuple[DraftText, ...]:
     """Return texts that answers may be, or begin with, by a JSON schema or by callable tools, both as JSON text."""
     source = "the form of its JSON" if schema else "calls of its tools, earlier ones first"
     forms = forms_of_schema(schema) if schema else forms_of_tools(tools) if tools else ()

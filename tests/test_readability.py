@@ -30,6 +30,7 @@ FIELDS = "\n".join(f"    is_{letter}: bool" for letter in "abcdef")
 LITTLE_CLASS = "class Row:\n    pass\n"
 BROKEN = {
     "vague names": {"broken": f"{LONG_FUNCTION}found = 1\n"},
+    "private words": {"broken": f"{LONG_FUNCTION}early_calls = 1\n"},
     "fragment docstrings": {"broken": LONG_FUNCTION.replace("Return the", "Whether the")},
     "long files": {"broken": LONG_FUNCTION + "number = 1\n" * 600},
     "classes with many booleans": {"broken": f"{LONG_FUNCTION}class Flags:\n{FIELDS}\n"},

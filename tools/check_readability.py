@@ -8,6 +8,7 @@ Reads the Python files of the four packages as syntax trees and runs nothing.
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -19,6 +20,7 @@ PACKAGES = ("teola_plugin", "adapters", "tracer", "server")
 
 # The limits are what the sources reach today, with a little room. They only go down (the length of a function: up).
 MAX_VAGUE_NAMES_PER_1000_LINES = 1.0
+MAX_PRIVATE_WORDS = 0
 MAX_FRAGMENT_DOCSTRINGS = 0.0012
 """The share of all docstrings that may begin with a fragment."""
 MAX_REPEATED_CLASS_NAMES = 0
@@ -37,6 +39,26 @@ VAGUE_NAMES = frozenset(
     " ended early chosen served lost alone here there then refused needed about nothing others each sent".split()
 )
 """Participles and function words: as a name, none says what its value is."""
+PRIVATE_WORDS = {
+    "ahead": "prefetched",
+    "asked": "requested",
+    "believed": "speculative",
+    "beside": "parallel",
+    "eager": "speculative",
+    "early": "prefetched or speculative",
+    "provisional": "speculative",
+    "sure": "certain",
+    "tentative": "speculative",
+    "terms": "request context",
+    "told": "reported",
+}
+"""Words of this project alone, which no name may have as a part, and the terms of ARCHITECTURE.md for them."""
+ALLOWED_NAMES = {
+    "with_terms": "a public method of accelerated LlamaIndex objects",
+    "test_a_caller_may_leave_early": "ordinary English: the caller stops reading",
+    "test_searches_beside_writes_tell_no_version_of_other_rows": "a test of the conformance suite",
+}
+"""Names with such a word that stay, and why."""
 FRAGMENTS = frozenset(
     "what whether of who whose where when its it as for from by with without beside behind how that these those such"
     " nothing nobody none all any they then than so because also not no".split()
@@ -79,6 +101,11 @@ def names_defined_by(node: ast.AST) -> Iterator[str]:
         yield node.name
 
 
+def words_of(name: str) -> set[str]:
+    """Return the words of a name, in lower case: those between underscores, or with capitals in a class's name."""
+    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+
+
 def count_file(name: str, text: str, counts: Counts) -> None:
     """Add a file to the counts."""
     lines = text.count("\n")
@@ -89,6 +116,9 @@ def count_file(name: str, text: str, counts: Counts) -> None:
         for defined in names_defined_by(node):
             if defined.strip("_").lower() in VAGUE_NAMES:
                 counts.places["vague names"].append((name, getattr(node, "lineno", 1), defined))
+            for word in words_of(defined) & PRIVATE_WORDS.keys() if defined not in ALLOWED_NAMES else ():
+                detail = f"{defined}: say {PRIVATE_WORDS[word]} for {word}"
+                counts.places["private words"].append((name, getattr(node, "lineno", 1), detail))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             counts.function_lines.append(length)
@@ -119,6 +149,7 @@ def problems(root: Path) -> list[str]:
     median = statistics.median(counts.function_lines or [MIN_MEDIAN_FUNCTION_LINES])
     rows = (
         ("vague names", 1000 * vague / max(counts.lines, 1), MAX_VAGUE_NAMES_PER_1000_LINES, "per 1,000 lines"),
+        ("private words", len(places["private words"]), MAX_PRIVATE_WORDS, "in names"),
         ("fragment docstrings", fragments / max(counts.docstrings, 1), MAX_FRAGMENT_DOCSTRINGS, "of all docstrings"),
         ("repeated class names", len(repeated), MAX_REPEATED_CLASS_NAMES, f"in {REPEATED_IN_FILES} or more files"),
         ("files", counts.files, MAX_FILES, "in all packages"),

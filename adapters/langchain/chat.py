@@ -43,7 +43,7 @@ from teola_plugin.adapters.langchain.listening import (
     listening,
 )
 from teola_plugin.adapters.langchain.tools import ToolDefinition, Tools, described, without_tools
-from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
+from teola_plugin.adapters.sampling import EngineModel, list_shape, schema_drafts
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Message, Prompt, Sampling
@@ -357,7 +357,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
             message=on_loop(lambda generation: self._message(generation, asking.tools)),
             items=items,
             expected=expected,
-            forms=forms_told(asking.sampling.json_schema, "" if asking.tools is None else asking.tools.definitions),
+            forms=schema_drafts(asking.sampling.json_schema, "" if asking.tools is None else asking.tools.definitions),
             simple=True,
         )
 

@@ -22,7 +22,7 @@ from teola_plugin.adapters.langchain.listening import (
     requested_context,
     runs_in,
 )
-from teola_plugin.adapters.sampling import EngineModel, forms_told, list_shape
+from teola_plugin.adapters.sampling import EngineModel, list_shape, schema_drafts
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind, on_loop
 from teola_plugin.requests.payloads import Generate, Generation, Prompt
@@ -194,7 +194,7 @@ class TeolaLLM(ConfigScopedModel, EngineModel, BaseLLM):
             message=on_loop(lambda generation: generation.text),
             items=items,
             expected=expected,
-            forms=forms_told(sampling.json_schema),
+            forms=schema_drafts(sampling.json_schema),
             simple=True,
         )
 

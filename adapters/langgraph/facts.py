@@ -20,7 +20,13 @@ from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFact
 from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, Reason, Status, leaves_of
-from teola_plugin.adapters.plan_summary import ON_A_GUESS, AnswerForms, component_of, lookahead_starts, prefetch_starts
+from teola_plugin.adapters.plan_summary import (
+    SPECULATIVE_START,
+    AnswerForms,
+    component_of,
+    lookahead_starts,
+    prefetch_starts,
+)
 from teola_plugin.adapters.planned_queries import forms_matter
 from teola_plugin.graph import INPUT, Component, PromptPart, Ref, Role
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
@@ -275,9 +281,9 @@ class GraphFacts:
             if plan is None:
                 continue
             graph = plans.optimised(plan, as_dedicated).graph
-            if lookahead_starts(graph, AnswerForms.of(graph, plans.pool)).get(call) == ON_A_GUESS:
+            if lookahead_starts(graph, AnswerForms.of(graph, plans.pool)).get(call) == SPECULATIVE_START:
                 when = "the graph" if name == START else name
-                starts.append((-plans.distances.get(name, 0), f"when {when} begins, {ON_A_GUESS}"))
+                starts.append((-plans.distances.get(name, 0), f"when {when} begins, {SPECULATIVE_START}"))
         return min(starts)[1] if starts else ""
 
     def _lookahead(self, shape: GraphShape, node: str) -> TraceResult:
@@ -315,9 +321,13 @@ class GraphFacts:
             return Explanation(Reason.FIRST)
         if node.skippable:
             is_cached = getattr(self.graph.nodes[node.name], "cache_policy", None) or self.graph.cache_policy
-            return Explanation(Reason.NODE_CACHE, (repr(node.name),)) if is_cached else Explanation(Reason.ASKED_BEFORE)
+            return (
+                Explanation(Reason.NODE_CACHE, (repr(node.name),))
+                if is_cached
+                else Explanation(Reason.INTERRUPTED_BEFORE)
+            )
         if all(one.pauses or self._visited[one.name][1].pauses for one in previous):
-            return Explanation(Reason.ASKED_BEFORE)
+            return Explanation(Reason.INTERRUPTED_BEFORE)
         changing = [one.name for one in previous if self._visited[one.name][1].changes_objects]
         if changing:
             return Explanation(Reason.OBJECTS_CHANGED, tuple(changing))

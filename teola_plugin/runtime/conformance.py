@@ -152,7 +152,7 @@ class RuntimeConformance:
 
     # ------------------------------------------------------------ claims
 
-    def test_the_plain_object_claims_early_work(self) -> None:
+    def test_original_claims_a_prefetched_result(self) -> None:
         graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
         with self.pool() as pool:
             run = pool.runtime.submit(Query({"input": "claimed"}), graph, {}, has_original=True)
@@ -161,7 +161,7 @@ class RuntimeConformance:
             assert list(first[0]) == list(second[0]) and pool.runtime.request_count(run.id) == 1
             run.close()
 
-    def test_a_later_part_adopts_what_an_earlier_one_has_asked_for(self) -> None:
+    def test_later_subplan_adopts_requests_of_an_earlier_one(self) -> None:
         graph = Graph([embedding("e", "slow", Ref("$input"))], Ref("e"))
         with self.pool() as pool:
             run = pool.runtime.watch(Query({"input": None}), joins=True)

@@ -249,7 +249,7 @@ class Expansion:
         if changed:
             self._steps.emit(Reprioritise(query.id, changed))
         for live in spliced:
-            if not live.waits or has_early_layout(live):
+            if not live.waits or is_laid_out_before_it_starts(live):
                 self._steps.start(query, live)
 
     def _await_outputs(self, query: LiveQuery, live: LivePrimitive, outputs: list[Ref]) -> None:
@@ -344,7 +344,7 @@ def _join_gang(spliced: list[LivePrimitive], event: SubplanBegun) -> None:
             live.gang_objective = objectives[inner].inside(event.name, output)
 
 
-def has_early_layout(live: LivePrimitive) -> bool:
+def is_laid_out_before_it_starts(live: LivePrimitive) -> bool:
     """Return True for a FOLD whose items are known while the value that it begins with is not.
 
     Only its first instance needs that value: the prompts of the others begin with text that can be prefilled.
@@ -408,7 +408,7 @@ class GraphScheduler:
         self.queries[query.id] = query
         self._request_tick(event.deadline)
         for live in query:
-            if not live.waits or has_early_layout(live):
+            if not live.waits or is_laid_out_before_it_starts(live):
                 self._start(query, live)
         self._expansion.admitted(query)
         self._end_if_done(query)
@@ -505,7 +505,7 @@ class GraphScheduler:
         elif live.status is Status.WAITING:
             if live.waits:
                 self._overtake_warmups(query, live)
-            if not live.waits or has_early_layout(live):
+            if not live.waits or is_laid_out_before_it_starts(live):
                 self._start(query, live)
 
     def _overtake_warmups(self, query: LiveQuery, live: LivePrimitive) -> None:

@@ -40,7 +40,7 @@ def client_of_resource(resource: Any) -> Any:
     return client
 
 
-def key_is_asked_for(client: Any) -> bool:
+def has_dynamic_key(client: Any) -> bool:
     """Return True if a function of the user's gives the key of each request.
 
     Private: `_api_key_provider` of `OpenAI`. A version without it takes no such function (it came with it, in 1.106).

@@ -35,7 +35,7 @@ class LiveWork:
     work: FlowWork
     unfinished: int
     """Number of requests that have not ended."""
-    asked_at: float = -1.0
+    requested_at: float = -1.0
     started: float = -1.0
     has_ended: bool = False
     ended_at: float = -1.0
@@ -113,7 +113,7 @@ class LiveFlow:
 
     def _begin(self, live: LiveWork) -> None:
         """Request a work from its engine: a planned one at once, a call of the original after the present event."""
-        live.asked_at = self._clock.time()
+        live.requested_at = self._clock.time()
         port = self._ports[live.work.engine]
         if live.work.is_planned:
             port.enqueue(live)
@@ -125,7 +125,7 @@ class LiveFlow:
             self._ports[live.work.engine].change(live, change)
 
     def _give_up(self, live: LiveWork) -> None:
-        if not live.has_ended and live.asked_at >= 0:
+        if not live.has_ended and live.requested_at >= 0:
             self._ports[live.work.engine].cancel(live)
             self.count(live)
 
@@ -168,7 +168,7 @@ class LiveFlow:
         live.has_ended = True
         now = self._clock.time() if live.ended_at < 0 else live.ended_at
         if live.started >= 0:
-            self.outcome.queued += live.started - live.asked_at
+            self.outcome.queued += live.started - live.requested_at
             self.outcome.work += now - live.started
             if live.number not in self._used and not live.is_used:
                 self.outcome.wasted += now - live.started

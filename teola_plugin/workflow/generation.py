@@ -29,7 +29,7 @@ EXPANSION = Prompt(
 )
 
 QUESTION: Any = "{question}"
-_TOLD = Setting("prompt", "what the model is told", default=QUESTION)
+_PROMPT_SETTING = Setting("prompt", "what the model is told", default=QUESTION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Generation(Asking):
     `numbered`, `markdown`, `comma`), of `expected` items; what works on each item begins as it closes (`splittable`).
     """
 
-    prompt: PromptField = field(default=QUESTION, kw_only=False, metadata=kept_with(_TOLD))
+    prompt: PromptField = field(default=QUESTION, kw_only=False, metadata=kept_with(_PROMPT_SETTING))
     reads: Mapping[str, str] = field(default_factory=dict, hash=False)
     items: str = ""
     expected: int | None = None

@@ -297,8 +297,8 @@ def test_approval_by_a_person_is_named() -> None:
 
     report = accelerate(graph.compile(interrupt_before=["two"])).report()
 
-    assert row_of(report, Reason.ASKED_BEFORE).name == "two.model"
-    assert row_of(report, Reason.ASKED_BEFORE).fix == ""
+    assert row_of(report, Reason.INTERRUPTED_BEFORE).name == "two.model"
+    assert row_of(report, Reason.INTERRUPTED_BEFORE).fix == ""
 
 
 def test_node_that_changes_an_object_is_named() -> None:

@@ -40,7 +40,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import always_streams, chat_completion_params, chat_result, prompt_value
 from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
-from teola_plugin.shims.openai import client_of_resource, http_client, key_is_asked_for
+from teola_plugin.shims.openai import client_of_resource, has_dynamic_key, http_client
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -196,7 +196,7 @@ class PlannedRequests:
         arguments = {key: value for key, value in kwargs.items() if key not in _FOR_TRACES}
         if cached or model.rate_limiter is not None or model.root_client is None:
             return None
-        if key_is_asked_for(model.root_client) or http_client(model.root_client) not in _CARRIED:
+        if has_dynamic_key(model.root_client) or http_client(model.root_client) not in _CARRIED:
             return None
         params = chat_completion_params(model, arguments)
         if params is None or not joinable(params | (params.get("extra_body") or {})):

@@ -19,7 +19,7 @@ from teola_plugin.engines.drafts.followed_texts import GAP_TOKEN, FollowedText, 
 
 _WATCHED = 2
 """Number of tokens of an undrafted guess that are compared with the output."""
-_SURE = 0.9
+_HIGH_SHARE = 0.9
 """Share of right tokens from which no other guess is searched."""
 _MAX_REST = 8
 """Maximum number of tokens that are written without a search, after many searches in a row without a draft."""
@@ -181,7 +181,7 @@ class RequestDrafter:
             share = self.accuracy(guess.kind).share
             if share > best_share:
                 best, best_share = guess, share
-            if share >= _SURE:
+            if share >= _HIGH_SHARE:
                 break
         if best is None:
             self._draft, self._best = [], None

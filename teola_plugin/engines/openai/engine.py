@@ -253,7 +253,7 @@ class OpenAIServer:
         """Maximum tokens of a prompt with its answer; None if the server does not say."""
         self._tasks = RequestTasks(name)
         self._estimate = TokenEstimate()
-        self._has_told_cached = False
+        self._has_reported_cached = False
         self._shape: Mapping[str, Any] | None = None
         """A complete response, for filling in what streams leave out; None if streams cannot be joined to one."""
 
@@ -301,7 +301,7 @@ class OpenAIServer:
     @property
     def tells_cached(self) -> bool | None:
         """True if answers report the number of cached prompt tokens; None until one has."""
-        return self._has_told_cached or None
+        return self._has_reported_cached or None
 
     async def stop(self) -> None:
         """Idempotent. Requests in flight fail; the server goes on."""
@@ -352,7 +352,7 @@ class OpenAIServer:
                     value = await endpoint.generate(request, request.payload, ordering, hints, inbox)
                 self._hints.learn(request, value.completion_tokens)
                 self._estimate.learn(request.payload, value.prompt_tokens)
-                self._has_told_cached |= value.cached_tokens > 0
+                self._has_reported_cached |= value.cached_tokens > 0
                 return value
         reason = f"{self.name} takes Generate or Warmup, not {type(request.payload).__name__} ({request.kind.name})."
         raise EngineError(reason, engine=self.name, hint="see requests/payloads.py")

@@ -31,7 +31,7 @@ from teola_plugin.requests.payloads import EmbedText
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.15, 5.0])
-def test_a_later_part_adopts_what_an_earlier_one_has_asked_for(pause: float, stream: bool) -> None:
+def test_later_subplan_adopts_requests_of_an_earlier_one(pause: float, stream: bool) -> None:
     """Queued, running or done: one request, which goes on when the earlier part is over."""
 
     async def body(scene: Scene) -> None:

@@ -442,10 +442,10 @@ def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     import openai
 
     client = openai.OpenAI(api_key=lambda: "k", base_url="http://localhost:1/v1")
-    assert openai_shims.key_is_asked_for(client)
-    assert not openai_shims.key_is_asked_for(openai_chat().root_client)
+    assert openai_shims.has_dynamic_key(client)
+    assert not openai_shims.has_dynamic_key(openai_chat().root_client)
     monkeypatch.delattr(client, "_api_key_provider")
-    assert not openai_shims.key_is_asked_for(client)
+    assert not openai_shims.has_dynamic_key(client)
 
 
 def test_sentence_transformer() -> None:
