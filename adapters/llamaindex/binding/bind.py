@@ -45,6 +45,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.interceptors import (
     EMBEDDING_METHODS,
+    PROMPT_METHODS,
     PUBLIC_METHODS,
     STREAMING_METHODS,
     TOOL_METHODS,
@@ -221,17 +222,10 @@ class ModelRouter:
         return self._workers.worker(target, route)
 
 
-_PROMPT_METHODS = (
-    *("_complete", "_acomplete", "_chat", "_achat"),
-    *("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat"),
-)
-"""The methods of `OpenAI` that send a prompt: all others call one of these."""
-
-
 def _body_with_prompt_cache(target: Any, method: str, original: Body) -> Body:
     """Return the function of a provider method with the keys of the prompt cache, if the rules here have one."""
     rules = current_rules.get()
-    if rules is None or rules.prompt_cache is None or method not in _PROMPT_METHODS:
+    if rules is None or rules.prompt_cache is None or method not in PROMPT_METHODS:
         return original
     return rules.prompt_cache.wrap(target, original) or original
 

@@ -43,6 +43,11 @@ from teola_plugin.shims.stack_levels import hide_from_stack_levels
 Body = Callable[..., Any]
 PUBLIC_METHODS = ("complete", "acomplete", "chat", "achat")
 """Methods of an LLM that answer whole, each with events around it."""
+PROMPT_METHODS = (
+    *("_complete", "_acomplete", "_chat", "_achat"),
+    *("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat"),
+)
+"""The methods of `OpenAI` that send a prompt: all others call one of these."""
 STREAMING_METHODS = ("stream_complete", "astream_complete", "stream_chat", "astream_chat")
 """Those that answer in chunks: each returns a generator."""
 STRUCTURED_METHODS = (
