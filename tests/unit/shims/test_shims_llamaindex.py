@@ -72,7 +72,12 @@ def _of_llamaindex(cls: type, name: str) -> bool:
 
 # ------------------------------------------------------------ as the installed version makes it
 
-ELSEWHERE = {models.OpenAIParts, models.HuggingFaceEmbeddingParts, models.SentenceTransformerRerankParts}
+ELSEWHERE = {
+    models.OpenAIParts,
+    models.OpenAIEmbeddingParts,
+    models.HuggingFaceEmbeddingParts,
+    models.SentenceTransformerRerankParts,
+}
 """Of packages beside LlamaIndex's own: see `test_shims_llamaindex_models.py`."""
 BASES = {engines.RetrievalParts, retrieval.RetrieverParts}
 """What records of several classes have in common."""
