@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langchain_mcp_adapters.callbacks import Callbacks
 from langchain_mcp_adapters.client import MultiServerMCPClient
 from langchain_mcp_adapters.tools import load_mcp_tools
+from langgraph.graph import START, MessagesState, StateGraph
+from llama_index.core import SummaryIndex
+from llama_index.core.llms import MockLLM
 from support.agents import GIVEN, World, agent, said, world
 from support.writing_llm import call
 
+from teola_plugin import accelerate
 from teola_plugin.adapters.named_objects import Target
 from teola_plugin.adapters.plan_report import Reason, Status
 from teola_plugin.cli.compare.options import accelerate_arguments
@@ -299,3 +304,43 @@ def agent_on(pool: Any) -> Any:
 def test_served_app_names_read_only_tools(at: World, names: list[str], status: Status) -> None:
     settings = AppSettings(object=f"{__name__}:agent_on", read_only=names)
     assert statuses(app("guide", settings, at.pool).fast)["weather"] is status
+
+
+@pytest.mark.parametrize("wrap", ["chain", "graph"])
+def test_agent_inside_another_object_has_the_tools_that_the_list_names(at: World, wrap: str) -> None:
+    calls: list[str] = []
+
+    @tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        calls.append(city)
+        return city
+
+    inner = agent(at.model, [weather])
+    outer: Any = RunnableLambda(lambda value: value) | inner
+    if wrap == "graph":
+        builder = StateGraph(MessagesState)
+        builder.add_node("inner", inner)
+        builder.add_edge(START, "inner")
+        outer = builder.compile()
+    at.writes(call("weather", city="Rome"), lambda: bool(calls))
+    at.fast(outer, read_only=["weather"]).invoke(GIVEN)
+    assert at.llm.came == [True]
+    assert calls == ["Rome"]
+
+
+def test_function_names_the_tool_that_was_made_of_it(at: World) -> None:
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        raise AssertionError("a tool is no predicate")
+
+    fast = at.fast(agent(at.model, [weather]), read_only=[weather])
+    assert statuses(fast) == statuses(at.fast(agent(at.model, [weather]), read_only=["weather"]))
+    assert statuses(fast)["weather"] is Status.PREFETCHED
+
+
+def test_llamaindex_refuses_the_option() -> None:
+    engine = SummaryIndex([]).as_query_engine(llm=MockLLM())
+    with pytest.raises(RegistrationError, match="read_only= is for agents of LangGraph"):
+        accelerate(engine, read_only=["weather"])
+    assert accelerate(engine, read_only=["weather"], strict=False)
