@@ -30,11 +30,10 @@ from teola_plugin.adapters.langchain import composites
 from teola_plugin.adapters.langchain.call_sites import eligible, may_be_prefetched, sites_of
 from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.embeddings import split_embedding_call
-from teola_plugin.adapters.langchain.listening import active_run
+from teola_plugin.adapters.langchain.listening import active_run, composite_rules
 from teola_plugin.adapters.langchain.prefetch_plan import is_lowered
 from teola_plugin.adapters.langchain.prefetching import (
     calls_scope,
-    composite_rules,
     copied,
     current_calls,
     intercept,

@@ -18,8 +18,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field
 
 from teola_plugin.adapters.calls import PoolField, check_engine, to_list
-from teola_plugin.adapters.langchain.listening import call_context
-from teola_plugin.adapters.langchain.prefetching import composite_rules
+from teola_plugin.adapters.langchain.listening import call_context, composite_rules
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.snapshots import exactly
 from teola_plugin.graph import PrimitiveKind

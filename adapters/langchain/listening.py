@@ -73,6 +73,8 @@ class AgentListener(Protocol):
     def listener_for(self, call: ModelCall) -> AnswerListener | None: ...
 
 
+composite_rules: ContextVar[Any] = ContextVar("teola_composite_rules", default=None)
+"""The `CompositeRules` of the accelerated object whose code runs here; None if no composite's calls are prefetched."""
 current_agent: ContextVar[AgentListener | None] = ContextVar("teola_agent", default=None)
 """The agent whose model node the running code belongs to."""
 

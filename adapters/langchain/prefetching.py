@@ -56,10 +56,6 @@ prefetch_scope: ContextVar[CallScope | None] = ContextVar("teola_prefetch_scope"
 """Set where a prefetch runs."""
 
 
-composite_rules: ContextVar[Any] = ContextVar("teola_composite_rules", default=None)
-"""The `CompositeRules` of the accelerated object whose code runs here; None if no composite's calls are prefetched."""
-
-
 def intercept() -> None:
     """Intercept provider methods, if that is not done yet."""
     langchain_interceptors.install(find_scope)

@@ -23,7 +23,8 @@ from teola_plugin.adapters.calls import (
     joined,
     streamed_in,
 )
-from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing, composite_rules
+from teola_plugin.adapters.langchain.listening import composite_rules
+from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing
 from teola_plugin.adapters.planned_queries import ending
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.graph import RequestContext
