@@ -3,16 +3,19 @@
 The provider method of the object's own class runs on a private copy of the object, with HTTP clients whose transport
 hands chat completions, or requests for embeddings, to the engine. So prompts, parameters, token lists, messages, errors
 and retries are the object's. What the engine cannot do goes the object's way.
+
+A `CohereRerank` likewise keeps its code; in place of its client an engine scores the documents.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -20,7 +23,7 @@ from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
-from teola_plugin.adapters.engine_specs import check_server
+from teola_plugin.adapters.engine_specs import check_server, differs
 from teola_plugin.adapters.langchain.listening import call_context
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
 from teola_plugin.adapters.openai_transport import (
@@ -36,9 +39,17 @@ from teola_plugin.adapters.routing import WORKER, EngineRoute, ServerModel
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
+from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation
-from teola_plugin.shims.langchain import always_streams, chat_completion_params, chat_result, prompt_value
+from teola_plugin.requests.payloads import Generate, Generation, ScorePair
+from teola_plugin.runtime.query_run import current_run
+from teola_plugin.shims.langchain import (
+    always_streams,
+    chat_completion_params,
+    chat_result,
+    cohere_address,
+    prompt_value,
+)
 from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
 from teola_plugin.shims.openai import client_of_resource, has_dynamic_key, http_client
 from teola_plugin.shims.pydantic import of_class
@@ -122,6 +133,52 @@ def carried_embeddings(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Call
     return CarriedModel(copy, route), lambda _: snapshot.holds()
 
 
+def is_cohere_rerank(obj: Any) -> bool:
+    """Return True for a `CohereRerank` of `langchain-cohere`."""
+    cls = getattr(sys.modules.get("langchain_cohere.rerank"), "CohereRerank", None)
+    return cls is not None and isinstance(obj, cls)
+
+
+def address_of_reranker(obj: Any) -> str:
+    """Return the address in front of `/rerank` of a `CohereRerank`. Raise `RegistrationError` if it is not found."""
+    address = cohere_address(obj)
+    if address is None:
+        raise differs(obj, "the address of its client cannot be found", "leave it unbound")
+    return f"{address}/v2"
+
+
+class _ReranksOnEngine:
+    """A replacement of the client of a `CohereRerank`: the engine scores documents, which are ordered here."""
+
+    def __init__(self, client: Any, model: str, route: EngineRoute) -> None:
+        self._client, self._model, self._route = client, model, route
+
+    def rerank(self, *, query: str, documents: Sequence[str], model: str, top_n: int | None, **options: Any) -> Any:
+        """Return the best documents, best first, as the client does. It makes calls with options of their own."""
+        is_usual = model == self._model and not any(value is not None for value in options.values())
+        if not is_usual or not documents:
+            return self._client.rerank(query=query, documents=documents, model=model, top_n=top_n, **options)
+        pairs = [ScorePair(query, text) for text in documents]
+        pool, engine = self._route
+        scores = pool.call(PrimitiveKind.RERANKING, engine, pairs, run=current_run.get()).result()
+        order = sorted(range(len(scores)), key=lambda position: -scores[position])[:top_n]
+        return SimpleNamespace(
+            results=[SimpleNamespace(index=position, relevance_score=scores[position]) for position in order]
+        )
+
+
+def cohere_rerank_on(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[[Any], bool]]:
+    """Return the worker of a `CohereRerank`, and a function that tells if it still stands for it.
+
+    Raises `RegistrationError` where the object and the engine talk to different places.
+    """
+    check_server(obj, address_of_reranker(obj), obj.model, route.pool.engine(route.engine), "RerankingServer")
+    snapshot = FieldSnapshot([obj])
+    client = _ReranksOnEngine(obj.client, obj.model, route)
+    copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, {"client": client}, {})
+    return CarriedModel(copy, route), lambda _: snapshot.holds()
+
+
 class _Worker:
     """A mixin before the object's class: its calls are never routed."""
 
@@ -174,7 +231,7 @@ async def _astream(
 
 
 _CALLS: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(("_generate", "embed_documents", "embed_query"), _generate),
+    **dict.fromkeys(("_generate", "embed_documents", "embed_query", "compress_documents"), _generate),
     **dict.fromkeys(("_agenerate", "aembed_documents", "aembed_query"), _agenerate),
     "_stream": _stream,
     "_astream": _astream,

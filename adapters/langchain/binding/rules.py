@@ -18,6 +18,7 @@ from teola_plugin.adapters.automatic_engines import PROCESS, Serving, serve
 from teola_plugin.adapters.engine_specs import (
     EmbeddingServerSpec,
     EngineSpec,
+    RerankingServerSpec,
     SpecOrReason,
     embedder_spec,
     reason_for_none,
@@ -27,6 +28,8 @@ from teola_plugin.adapters.engine_specs import (
 from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder, is_embeddings, prompts_of
 from teola_plugin.adapters.langchain.binding.openai import (
     address_of_embeddings,
+    address_of_reranker,
+    is_cohere_rerank,
     is_openai_chat,
     is_openai_embeddings,
     server_model_of,
@@ -101,7 +104,7 @@ _WITHOUT_MODELS = frozenset(
 
 
 def _is_model(node: Any) -> bool:
-    is_model = isinstance(node, BaseLanguageModel | Embeddings) or is_cross_encoder(node)
+    is_model = isinstance(node, BaseLanguageModel | Embeddings) or is_cross_encoder(node) or is_cohere_rerank(node)
     return is_model and not is_pool_backed(node) and not hasattr(type(node), ROUTE)
 
 
@@ -166,6 +169,9 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     if is_openai_embeddings(obj):
         url, key = address_of_embeddings(obj), getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
         return server_spec(url, obj.model, key, dedicated=starts_engines, kind=EmbeddingServerSpec)
+    if is_cohere_rerank(obj):
+        key = getattr(obj.cohere_api_key, "get_secret_value", lambda: None)()
+        return server_spec(address_of_reranker(obj), obj.model, key, dedicated=starts_engines, kind=RerankingServerSpec)
     if is_embeddings(obj):
         loaded = sentence_transformer(obj)
         prompts = {} if loaded is None else prompts_of(obj, loaded)

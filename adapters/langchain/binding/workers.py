@@ -30,6 +30,8 @@ from teola_plugin.adapters.langchain.binding.openai import (
     CarriedModel,
     carried_embeddings,
     carried_model,
+    cohere_rerank_on,
+    is_cohere_rerank,
     is_openai_chat,
     is_openai_embeddings,
 )
@@ -80,6 +82,8 @@ def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], boo
         return cross_encoder_on(obj, engine, pool), _fields_are_kept(obj)
     if is_openai_embeddings(obj) and carries_embeddings(pool.engine(engine)):
         return carried_embeddings(obj, route)
+    if is_cohere_rerank(obj):
+        return cohere_rerank_on(obj, route)
     if isinstance(obj, Embeddings):
         return embeddings_on(obj, engine, pool), _fields_are_kept(obj)
     if is_own_decoder(obj):
@@ -95,7 +99,7 @@ def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], boo
     if isinstance(obj, BaseDocumentCompressor) or hasattr(obj, "score"):
         raise RegistrationError(
             f"a reranker ({type(obj).__name__}) cannot be bound.",
-            hint="bind its HuggingFaceCrossEncoder, or use TeolaRerank(pool=pool) in the chain",
+            hint="bind its HuggingFaceCrossEncoder or a CohereRerank, or use TeolaRerank(pool=pool) in the chain",
         )
     raise RegistrationError(
         f"a {type(obj).__name__} cannot be bound to an engine.",

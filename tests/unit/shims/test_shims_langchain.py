@@ -429,6 +429,14 @@ def test_copy_with_one_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.copy_with_one_tokenization(model) == model
 
 
+def test_cohere_address() -> None:
+    wrapper = SimpleNamespace(get_base_url=lambda: "http://localhost:1/")
+    assert (
+        shims.cohere_address(SimpleNamespace(client=SimpleNamespace(_client_wrapper=wrapper))) == "http://localhost:1"
+    )
+    assert shims.cohere_address(SimpleNamespace(client=object())) is None
+
+
 def test_client_of_resource() -> None:
     import openai
 
