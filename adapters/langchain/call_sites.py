@@ -14,9 +14,17 @@ from langchain_core.language_models.fake_chat_models import (
     GenericFakeChatModel,
 )
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableLambda, RunnableSequence
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.composites import Node, parts
@@ -70,7 +78,7 @@ class SiteCollector:
         """`is_mapped`: it stands inside of a `.map()`."""
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
             yield from self._leaf(node, path, kwargs, config, is_mapped)
-        elif isinstance(node, RunnableBinding):
+        elif isinstance(node, RunnableBinding) or type(node) is RunnableRetry:
             is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
             is_bounded = self._mapped and "max_concurrency" in node.config
             if not (is_late or is_bounded or streams(handlers_in(node.config.get("callbacks")))):
@@ -79,6 +87,8 @@ class SiteCollector:
                 yield from self.sites(
                     node.bound, f"{path}.bound", {**node.kwargs, **kwargs}, inner, is_mapped=is_mapped
                 )
+        elif type(node) is RunnableWithFallbacks:  # the first is called in any case
+            yield from self.sites(node.runnable, f"{path}.runnables[0]", kwargs, config, is_mapped=is_mapped)
         elif isinstance(node, RunnableLambda):
             function, _ = to_plain_function(getattr(node, "func", None) or node.afunc, ())
             if function is not None and source_of(function.__code__) is None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompt_values import StringPromptValue
-from langchain_core.runnables import RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.runnables import RunnableBinding, RunnableParallel, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.retry import RunnableRetry
 
 from teola_plugin.graph import PromptPart, Ref, UnfitValue
 from teola_plugin.requests.payloads import UNKNOWN
@@ -259,8 +260,10 @@ def innermost_first(runnable: Any) -> Any:
     while True:
         if isinstance(runnable, RunnableSequence):
             runnable = runnable.first
-        elif isinstance(runnable, RunnableBinding):
+        elif isinstance(runnable, (RunnableBinding, RunnableRetry)):
             runnable = runnable.bound
+        elif isinstance(runnable, RunnableWithFallbacks):
+            runnable = runnable.runnable
         elif isinstance(runnable, RunnableParallel) and len(runnable.steps__) == 1:
             runnable = next(iter(runnable.steps__.values()))
         else:

@@ -24,8 +24,10 @@ from langchain_core.runnables import (
     RunnablePassthrough,
     RunnablePick,
     RunnableSequence,
+    RunnableWithFallbacks,
 )
 from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.tools import BaseTool
 
 from teola_plugin.graph import (
@@ -45,6 +47,7 @@ from teola_plugin.shims.langchain import handlers_in, is_structured_output_parse
 from teola_plugin.tracer.draft import DERIVED, Draft, Names, Span, TraceResult, mark_fallible
 from teola_plugin.tracer.langchain.classes import (
     check_runnable,
+    children,
     choice_of,
     find_override,
     find_pool_backed,
@@ -194,6 +197,8 @@ class _ChainTracer:
             (RunnableParallel, False, self._lower_parallel),
             (RunnableBinding, True, self._lower_binding),
             (RunnableEach, True, self._lower_each),
+            (RunnableRetry, True, self._lower_first_try),
+            (RunnableWithFallbacks, True, self._lower_first_try),
             (RunnableLambda, False, self._lower_lambda),
             (RunnablePassthrough, False, self._lower_passthrough),
             (RunnablePick, False, self._lower_pick),
@@ -285,6 +290,22 @@ class _ChainTracer:
         kwargs = {**node.kwargs, **location.kwargs}
         bound_location = replace(location, path=f"{location.path}.bound", kwargs=kwargs, may_stream=may_stream)
         return self.lower(node.bound, value, bound_location)
+
+    def _lower_first_try(self, node: Node, value: Value, location: _Location) -> Lowered:
+        """Lower what a retry, or a node with fallbacks, calls first: that call of the user's own model is certain.
+
+        Raises `NotUnderstood` for parts on engines, whose plan goes on with what another try gives.
+        """
+        if self._find_leaf is None or next(find_pool_backed(node, location.path), None) is not None:
+            raise NotUnderstood(reason_not_lowered(node))
+        (suffix, part), *_ = children(node)
+        assert isinstance(part, Runnable)
+        kwargs = {**node.kwargs, **location.kwargs} if isinstance(node, RunnableRetry) else location.kwargs
+        run_path = (*location.run_path, _UNTAGGED)
+        part_location = replace(
+            location, path=location.path + suffix, run_path=run_path, is_watched=False, kwargs=kwargs
+        )
+        return self.lower(part, value, part_location)
 
     def _lower_each(self, node: RunnableEach[Any, Any], value: Value, location: _Location) -> Lowered:
         """Lower `.map()` as a MAP whose body is lowered once for any item.
