@@ -148,6 +148,27 @@ def checked_answer(base_url: str) -> Any:
     return RunnableLambda(answer)
 
 
+# ------------------------------------------------------------ translations with a model to fall back on
+
+
+def translations(base_url: str) -> Any:
+    """Translate into three languages in a comprehension, then choose the best translation."""
+    llm = chat_model(base_url).with_fallbacks([init_chat_model("gpt-4o", base_url=base_url, api_key=KEY)])
+    translate = ChatPromptTemplate.from_template("Translate into {language}: {text}") | llm | StrOutputParser()
+
+    def translate_all(text: str) -> dict[str, str]:
+        return {
+            language: translate.invoke({"language": language, "text": text})
+            for language in ("French", "German", "Spanish")
+        }
+
+    def choose(texts: dict[str, str]) -> str:
+        lines = [f"{language}: {text}" for language, text in texts.items()]
+        return str(llm.with_retry(stop_after_attempt=2).invoke("Choose the best:\n" + "\n".join(lines)).content)
+
+    return RunnableLambda(translate_all) | RunnableLambda(choose)
+
+
 APPS = [
     App(
         "rag-from-scratch decomposition",
@@ -182,6 +203,13 @@ APPS = [
         checked_answer,
         QUESTION,
         lambda calls: max(calls.longest("follow the rule"), calls.one("Answer the question")),
+        "runnable",
+    ),
+    App(
+        "translations with a fallback",
+        translations,
+        QUESTION,
+        lambda calls: calls.longest("Translate into") + calls.one("Choose the best"),
         "runnable",
     ),
 ]

@@ -484,6 +484,50 @@ def interviews(base_url: str) -> Any:
     return builder.compile()
 
 
+# ------------------------------------------------------------ a writer and three critics, until all are content
+
+
+class CriticState(TypedDict, total=False):
+    """The state of the writer."""
+
+    topic: str
+    draft: str
+    grades: dict[str, str]
+    title: str
+
+
+def writer_and_critics(base_url: str) -> Any:
+    """Write, let three critics grade the draft, write once more if one is not content; models are made in nodes."""
+
+    def write(state: CriticState) -> CriticState:
+        feedback = f" with this feedback: {state['grades']}" if state.get("grades") else ""
+        return {"draft": str(chat_model(base_url).invoke(f"Write a text about {state['topic']}{feedback}").content)}
+
+    def criticize(state: CriticState) -> CriticState:
+        critic: Any = chat_model(base_url).with_structured_output(Grade).with_retry(stop_after_attempt=2)
+        question = "Is the {quality} of this text good?\n{draft}"
+        return {
+            "grades": {
+                quality: critic.invoke(question.format(quality=quality, draft=state["draft"])).binary_score
+                for quality in ("tone", "facts", "style")
+            }
+        }
+
+    def choose_title(state: CriticState) -> CriticState:
+        return {"title": str(chat_model(base_url).invoke(f"Choose a title for: {state['draft']}").content)}
+
+    def route(state: CriticState) -> Literal["write", "choose_title"]:
+        return "choose_title" if all(grade == "yes" for grade in state["grades"].values()) else "write"
+
+    builder = StateGraph(CriticState)
+    for node in (write, criticize, choose_title):
+        builder.add_node(node.__name__, node)
+    builder.add_edge(START, "write")
+    builder.add_edge("write", "criticize")
+    builder.add_conditional_edges("criticize", route)
+    return builder.compile()
+
+
 def _interview_bound(calls: Any) -> float:
     asked, replied = calls.all(", ask about "), calls.all("reply to: ")
     longest = max(first + second for first, second in zip(asked, replied, strict=True))
@@ -549,4 +593,10 @@ APPS = [
         lambda calls: sum(calls.all("You are helpful")),
     ),
     App("interviews from several perspectives", interviews, {"topic": QUESTION}, _interview_bound),
+    App(
+        "writer and three critics",
+        writer_and_critics,
+        {"topic": QUESTION},
+        lambda calls: calls.one("Write a text") + calls.longest("of this text good") + calls.one("Choose a title"),
+    ),
 ]

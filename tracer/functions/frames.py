@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.tools import StructuredTool, Tool
 
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
-from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, LocalFunction, Symbol
+from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, Fields, ItemList, KnownValue, LocalFunction, Symbol
 from teola_plugin.tracer.source import Definition, source_of
 
 
@@ -74,11 +74,11 @@ def enter_call(
 ) -> tuple[Definition, CallFrame] | None:
     """Return the source of a function of the user's, and the frame with which this call of it begins.
 
-    Return None for functions of the framework, those without source, and those that take any number of arguments.
+    Return None for functions of the framework, and those without source.
     """
     if isinstance(func, LocalFunction):
         frame = _make_frame(func.code, func.defaults, arguments, keywords, NO_FREE_NAMES, func.read_outer)
-        return None if frame is None else (func.definition, frame)
+        return func.definition, frame
     func, arguments, keywords = unwrap_partial(func, arguments, keywords)
     plain_function, arguments = to_plain_function(func, arguments)
     if plain_function is None or is_framework_code(plain_function):
@@ -87,12 +87,13 @@ def enter_call(
 
 
 def enter_function(
-    func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+    func: FunctionType, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol], *, may_have_others: bool = False
 ) -> tuple[Definition, CallFrame] | None:
     """Return the source of a plain function and the frame with which a call of it begins.
 
-    For the function that is traced itself, which may be the framework's. Calls that it makes are entered by
-    `enter_call`, which leaves the framework's functions alone. Return None for functions without source.
+    For the function that is traced itself, which may be the framework's, and which `may_have_others` than these
+    arguments. Calls that it makes are entered by `enter_call`, which leaves the framework's functions alone. Return
+    None for functions without source, and for those that may collect other arguments.
     """
     code = func.__code__
     parameters = code.co_varnames[: code.co_argcount]
@@ -100,8 +101,16 @@ def enter_function(
     defaults |= func.__kwdefaults__ or {}
     symbols: dict[str, Symbol] = {name: KnownValue(value) for name, value in defaults.items()}
     frame = _make_frame(code, symbols, arguments, keywords, FreeNames.of_function(func))
-    definition = None if frame is None else source_of(code)
-    return None if frame is None or definition is None else (definition, frame)
+    is_known = not may_have_others or not _collecting_parameters(code)
+    definition = source_of(code) if is_known else None
+    return None if definition is None else (definition, frame)
+
+
+def _collecting_parameters(code: CodeType) -> tuple[str, ...]:
+    """Return the names of `*args` and `**kwargs` of a function that has them."""
+    first = code.co_argcount + code.co_kwonlyargcount
+    count = sum(bool(code.co_flags & flag) for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS))
+    return code.co_varnames[first : first + count]
 
 
 def _make_frame(
@@ -111,13 +120,20 @@ def _make_frame(
     keywords: Mapping[str, Symbol],
     free_names: FreeNames,
     read_outer: Callable[[str], Symbol] | None = None,
-) -> CallFrame | None:
-    """Return the frame with which a call begins; None for a function that takes any number of arguments."""
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        return None
+) -> CallFrame:
+    """Return the frame with which a call with these arguments begins."""
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     names: dict[str, Symbol] = {name: UNKNOWN_VALUE for name in parameters} | dict(defaults)
     names |= dict(zip(parameters[: code.co_argcount], arguments, strict=False))
-    names |= {name: value for name, value in keywords.items() if name in parameters}
+    keyword_parameters = parameters[code.co_posonlyargcount :]
+    names |= {name: value for name, value in keywords.items() if name in keyword_parameters}
+    other_arguments: dict[int, Symbol] = {
+        inspect.CO_VARARGS: ItemList(tuple(arguments[code.co_argcount :]), tuple),
+        inspect.CO_VARKEYWORDS: Fields(
+            {name: value for name, value in keywords.items() if name not in keyword_parameters}
+        ),
+    }
+    collected = [symbol for flag, symbol in other_arguments.items() if code.co_flags & flag]
+    names |= zip(_collecting_parameters(code), collected, strict=True)
     local_names = frozenset((*code.co_varnames, *code.co_cellvars))
     return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)

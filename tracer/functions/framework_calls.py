@@ -25,6 +25,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
+from pydantic import SecretStr
 
 from teola_plugin.shims.langchain import handlers_in, streams
 from teola_plugin.tracer.functions.bodies import map_items
@@ -283,14 +284,14 @@ _MODEL_INITIALIZERS = (
 )
 _PROVIDERS = ("openai", "azure_openai")
 """Providers whose models open no connection when they are made."""
-_PURE_STDLIB_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter)
-"""Pure functions of the standard library that prompts and chains are written with."""
+_PURE_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter, SecretStr)
+"""Pure functions and classes outside of the framework that prompts, chains and models are written with."""
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
 _POSITIONAL_FIELDS = {"Send": ("node", "arg"), "Command": (), "Document": ("page_content",)}
 """The fields that a data class takes as positional arguments; a message takes its content."""
 _METACLASS_MODULES = ("abc", "enum", "pydantic", "typing", "typing_extensions")
 """Where the metaclasses come from of classes that describe what a model writes."""
-_SAFE_TYPES = (FunctionType, MethodType, type(len), operator.itemgetter, operator.attrgetter)
+_SAFE_TYPES = (FunctionType, MethodType, type(len), operator.itemgetter, operator.attrgetter, SecretStr)
 
 
 def pipe(left: Symbol, right: Symbol) -> Symbol | None:
@@ -335,7 +336,7 @@ def build(
     if is_model and (interpreter.mutations.has(KnownValue(os.environ)) or not are_model_variables_reliable()):
         return UNKNOWN_VALUE
     values = [value for _, value in positional]
-    if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS) and not all(map(is_constant, values)):
+    if any(func is pure for pure in _PURE_FUNCTIONS) and not all(map(is_constant, values)):
         return None
     return _try_build(lambda: func(*values, **{key: value for key, (_, value) in keyword_values.items()}))
 
@@ -371,7 +372,7 @@ def _is_builder(func: Any) -> bool:
     if type(func) is MethodType:
         method: Any = func.__func__
         return type(method) is FunctionType and method.__name__ in _BUILDER_METHODS and is_framework_code(method)
-    if any(func is pure for pure in _PURE_STDLIB_FUNCTIONS):
+    if any(func is pure for pure in _PURE_FUNCTIONS):
         return True
     is_runnable_class = is_instance(func, type) and is_subclass(func, Runnable)
     return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)

@@ -160,7 +160,9 @@ def _summarize(
         keywords[state] = with_attributes(keywords[state])
     func, positional, keywords = unwrap_partial(func, (), keywords)
     plain_function, positional = to_plain_function(func, positional)
-    entry = None if plain_function is None else enter_function(plain_function, positional, keywords)
+    entry = None
+    if plain_function is not None:
+        entry = enter_function(plain_function, positional, keywords, may_have_others=True)
     if plain_function is None or entry is None:
         return FunctionSummary()
     definition, frame = entry

@@ -1,4 +1,4 @@
-"""Retries and fallbacks of the user's own models: the first try is certain, and prefetched; the others are the app's."""
+"""Retries and fallbacks of the user's own models: the first try is prefetched, the others are made by the app."""
 
 from __future__ import annotations
 
