@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -33,9 +33,37 @@ from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run, du
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
-from teola_plugin.tracer.langchain.trace import PathTracker, RunPath
+from teola_plugin.tracer.langchain.trace import UNTAGGED, RunPath
 
 _END: Any = object()
+
+_CHILD_TAGS = ("seq:step:", "map:key:", "condition:", "branch:", "retry:attempt:")
+
+
+class PathTracker:
+    """The run paths of one query's runs. Feed it every run as it starts, parents first, from any thread.
+
+    The first run without a known parent is the root, with the path `()`; later ones belong to another query and have no
+    path.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[Hashable, RunPath | None] = {}
+
+    def add_run(self, run_id: Hashable, parent_run_id: Hashable | None, tags: Sequence[str] | None) -> RunPath | None:
+        """Record a run that starts. Return its path, None for a run of another query."""
+        if parent_run_id in self._paths:
+            parent_path = self._paths[parent_run_id]
+            tag = next((tag for tag in tags or () if tag.startswith(_CHILD_TAGS)), UNTAGGED)
+            path = None if parent_path is None else (*parent_path, tag)
+        else:
+            path = None if self._paths else ()
+        self._paths[run_id] = path
+        return path
+
+    def path(self, run_id: Hashable) -> RunPath | None:
+        """Return the path of a run that has started, None for a run of another query."""
+        return self._paths.get(run_id)
 
 
 class SessionHandler(BaseCallbackHandler):

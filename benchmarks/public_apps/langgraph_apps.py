@@ -519,12 +519,8 @@ def writer_and_critics(base_url: str) -> Any:
     def route(state: CriticState) -> Literal["write", "choose_title"]:
         return "choose_title" if all(grade == "yes" for grade in state["grades"].values()) else "write"
 
-    builder = StateGraph(CriticState)
-    for node in (write, criticize, choose_title):
-        builder.add_node(node.__name__, node)
-    builder.add_edge(START, "write")
-    builder.add_edge("write", "criticize")
-    builder.add_conditional_edges("criticize", route)
+    builder = StateGraph(CriticState).add_node(write).add_node(criticize).add_node(choose_title)
+    builder.add_edge(START, "write").add_edge("write", "criticize").add_conditional_edges("criticize", route)
     return builder.compile()
 
 

@@ -6,7 +6,7 @@ the run of the original (`TraceResult.watched`). See `symbols` for the values, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,9 +99,8 @@ its own with one untagged child, its mapper; a `RunnableBinding` has none; the c
 many, so nothing inside them can be told apart; an alternative of a `RunnableWithFallbacks` reports beside it, under the
 same tag, with the same value. The tags are the same for invoke, ainvoke, stream and astream.
 """
-_UNTAGGED = "mapper"
+UNTAGGED = "mapper"
 """Element of a run path for a child without a tag of its own."""
-_CHILD_TAGS = ("seq:step:", "map:key:", "condition:", "branch:", "retry:attempt:")
 
 
 def trace(
@@ -278,7 +277,7 @@ class _ChainTracer:
         if override := find_override(node.mapper, RunnableParallel):
             raise NotUnderstood(f"{override} overrides what RunnableParallel does")
         record = merge(value, {})  # it takes nothing but a dictionary, so keys are known to be keys
-        run_path = (*location.run_path, _UNTAGGED)
+        run_path = (*location.run_path, UNTAGGED)
         mapper_location = replace(location, path=f"{location.path}.mapper", run_path=run_path)
         assigned, span = self._lower_parallel(node.mapper, record, mapper_location)
         assert isinstance(assigned, Record)
@@ -301,7 +300,7 @@ class _ChainTracer:
         (suffix, part), *_ = children(node)
         assert isinstance(part, Runnable)
         kwargs = {**node.kwargs, **location.kwargs} if isinstance(node, RunnableRetry) else location.kwargs
-        run_path = (*location.run_path, _UNTAGGED)
+        run_path = (*location.run_path, UNTAGGED)
         part_location = replace(
             location, path=location.path + suffix, run_path=run_path, is_watched=False, kwargs=kwargs
         )
@@ -319,7 +318,7 @@ class _ChainTracer:
         preferred_name = location.name("each")
         body_location = _Location(
             f"{location.path}.bound",
-            (*location.run_path, _UNTAGGED),
+            (*location.run_path, UNTAGGED),
             prefix=preferred_name,
             owns_prefix=False,
             is_watched=False,
@@ -590,29 +589,3 @@ class _ChainTracer:
 
     def _add_row(self, node: Node, location: _Location, level: Level, components: Names = (), reason: str = "") -> None:
         self._draft.nodes.append(TraceNode(location.path, type(node).__name__, level, components, reason))
-
-
-class PathTracker:
-    """The run paths of one query's runs. Feed it every run as it starts, parents first, from any thread.
-
-    The first run without a known parent is the root, with the path `()`; later ones belong to another query and have no
-    path.
-    """
-
-    def __init__(self) -> None:
-        self._paths: dict[Hashable, RunPath | None] = {}
-
-    def add_run(self, run_id: Hashable, parent_run_id: Hashable | None, tags: Sequence[str] | None) -> RunPath | None:
-        """Record a run that starts. Return its path, None for a run of another query."""
-        if parent_run_id in self._paths:
-            parent_path = self._paths[parent_run_id]
-            tag = next((tag for tag in tags or () if tag.startswith(_CHILD_TAGS)), _UNTAGGED)
-            path = None if parent_path is None else (*parent_path, tag)
-        else:
-            path = None if self._paths else ()
-        self._paths[run_id] = path
-        return path
-
-    def path(self, run_id: Hashable) -> RunPath | None:
-        """Return the path of a run that has started, None for a run of another query."""
-        return self._paths.get(run_id)

@@ -28,9 +28,10 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.tools import tool
 from support.own_code import own
 
+from teola_plugin.adapters.langchain.started_calls import PathTracker
 from teola_plugin.graph import Role
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.tracer.langchain.trace import PathTracker, RunPath, trace
+from teola_plugin.tracer.langchain.trace import RunPath, trace
 
 
 class Recorder(BaseCallbackHandler):
