@@ -28,7 +28,7 @@ from types import (
 )
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from teola_plugin.runtime.query_run import during
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
@@ -135,7 +135,7 @@ def is_reliable(owner: object, name: str, value: Any, read_again: Callable[[], A
     on.
     """
     guards = _recording_guards.get()
-    is_data = type(value) in (*_DATA_TYPES, *_CONTAINER_TYPES) and type(owner) is not dataclasses.Field
+    is_data = type(value) in (*_DATA_TYPES, *_CONTAINER_TYPES, SecretStr) and type(owner) is not dataclasses.Field
     return guards is None or not is_data or guards.record(owner, name, value, read_again)
 
 
@@ -164,6 +164,8 @@ def _snapshot(value: Any, nesting: int = MAX_NESTING) -> Any:
     kind = type(value)
     if kind in _DATA_TYPES:
         return kind, value
+    if kind is SecretStr:
+        return kind, value.get_secret_value()
     if kind not in _CONTAINER_TYPES or not nesting or len(value) > MAX_ITEMS:
         return kind, id(value), len(value) if kind in _CONTAINER_TYPES else 0
     items = (part for pair in value.items() for part in pair) if kind is dict else value

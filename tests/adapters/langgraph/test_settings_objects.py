@@ -14,7 +14,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.settings_graphs import (
     Settings,
@@ -323,6 +323,35 @@ def test_key_in_the_environment_is_that_of_the_query(stub: Stub, monkeypatch: py
         requests_of(stub, graph, "invoke", settings_for(stub))
         time.sleep(0.1)
         assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {key}"] * 2
+
+
+class Credentials(BaseModel):
+    """Credentials in a global, as objects of pydantic-settings are."""
+
+    api_key: SecretStr = SecretStr("one")
+
+
+credentials = Credentials()
+
+
+def test_secret_key_in_a_global_is_that_of_the_query(stub: Stub) -> None:
+    def first(state: State, config: RunnableConfig) -> State:
+        model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"], api_key=credentials.api_key)
+        return {"first": model.invoke("a").text}
+
+    def second(state: State, config: RunnableConfig) -> State:
+        model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"], api_key=credentials.api_key)
+        return {"second": model.invoke("b").text}
+
+    graph, most_at_once = accelerate(compiled(first, second)), 0
+    for key in ("one", "one", "one", "two", "two", "one"):
+        credentials.api_key = SecretStr(key)
+        stub.headers.clear()
+        most_at_once = max(most_at_once, requests_of(stub, graph, "invoke", settings_for(stub))[2])
+        time.sleep(0.1)
+        assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {key}"] * 2
+
+    assert most_at_once == 2
 
 
 # ------------------------------------------------------------ what stays in its place
