@@ -119,7 +119,10 @@ class Ticket:
     has_ended: bool = False
 
     def end(self, *, answered: bool) -> None:
-        """Give the place back. Learn the query's time if it was `answered`. Idempotent."""
+        """Give the place back. Learn the query's time if it was `answered`. Idempotent.
+
+        Times of failed and cancelled queries are not learned, since they say nothing about how long an answer takes.
+        """
         if not self.has_ended:
             self.has_ended = True
             self.owner.release(self, answered=answered)
@@ -184,7 +187,12 @@ class Admission:
         return AdmissionRefusal("goal", total - goal, total)
 
     def predicted(self, app: str) -> float | None:
-        """Return the seconds that a query of this app would take from now; None if unknown."""
+        """Return the seconds that a query of this app would take from now; None if unknown.
+
+        The prediction depends on how many queries are under way. It is None until a query of the app was answered, and
+        again
+        once all measured times are older than `MAX_AGE_S` seconds.
+        """
         curve = self._curves.get(app)
         return None if curve is None else curve.predicted(self.running, self.clock())
 

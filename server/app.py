@@ -129,7 +129,12 @@ class Envelope:
         return None
 
     def _max_bytes(self, headers: Headers) -> int:
-        """Return the largest body that is read; a form may also hold documents."""
+        """Return the largest body, in bytes, that is read; a form may also hold documents.
+
+        The kind of body is taken from the declared content type. A larger body is refused with 413, by its declared
+        length or
+        once more has been read.
+        """
         settings = self._service.settings
         form = headers.get("content-type", "").lower().startswith("multipart/form-data")
         return settings.max_body + (settings.documents.max_bytes if form else 0)
@@ -158,7 +163,12 @@ class Envelope:
 
 
 def respond(error: HttpError, scope: Scope, headers: Headers) -> JSONAnswer:
-    """Return the error in the form of the protocol of the request, which has this scope and these headers."""
+    """Return the error in the form of the protocol of the request, which has this scope and these headers.
+
+    Requests of Anthropic's protocol get its form of errors, with the request's id in the body, and its status 529 for
+    an
+    overload. All others get OpenAI's form.
+    """
     if speaks_anthropic(scope["path"], headers):
         status, body = to_anthropic(error, scope["teola.request_id"])
         return JSONAnswer(body, status, headers=error.headers)
@@ -180,7 +190,12 @@ def hosts_of(settings: ServerSettings) -> frozenset[str]:
 
 
 def _is_cross_site(headers: Headers) -> bool:
-    """Return True if a browser says that a page of another site sends the request."""
+    """Return True if a browser says that a page of another site sends the request.
+
+    Browsers send `Origin` with such a request; programs usually send none, and count as not cross-site. Only servers
+    without
+    keys call this, for methods that may change something.
+    """
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
 
@@ -322,7 +337,11 @@ def _on_invalid_body(request: Request, error: Any) -> Response:
 
 
 def _on_http_exception(request: Request, error: Any) -> Response:
-    """Answer the framework's own errors: no such address, no such method."""
+    """Answer the framework's own errors: no such address, no such method.
+
+    FastAPI calls it. The status and the headers of the error, such as `Allow`, are kept; the body has the form of the
+    request's protocol.
+    """
     hint = "see /openapi.json for the addresses" if error.status_code in (404, 405) else ""
     failure = HttpError(error.status_code, f"{error.detail}.", hint=hint, headers=error.headers)
     return respond(failure, request.scope, request.headers)
@@ -336,6 +355,10 @@ class CoalescingTransport(asyncio.Transport):
     """A transport that buffers writes until the loop's next turn, and the head of an answer until its body."""
 
     def __init__(self, real: asyncio.Transport) -> None:
+        """Wrap the transport of a connection. Called on the loop that serves it.
+
+        `_buffer`: pieces that were written in this turn of the loop and are not sent yet.
+        """
         super().__init__()
         self._real = real
         self._loop = asyncio.get_running_loop()
@@ -353,12 +376,21 @@ class CoalescingTransport(asyncio.Transport):
             self._send()  # at once: before what the server does after an answer
 
     def _send(self) -> None:
+        """Send all buffered pieces as one. They are dropped if the connection is closing.
+
+        Called by the loop in the turn after the first write, and earlier by `write` and `close`; then the loop's own
+        call finds
+        nothing left to send.
+        """
         pieces, self._buffer = self._buffer, []
         if pieces and not self._real.is_closing():
             self._real.write(b"".join(pieces))
 
     def close(self) -> None:
-        """Send what is buffered, and close."""
+        """Send what is buffered, and close.
+
+        Without this, the end of an answer would be lost when uvicorn closes a connection in the turn in which it wrote.
+        """
         self._send()
         self._real.close()
 
@@ -399,7 +431,12 @@ def coalescing_protocol(protocol: type[Any], clock: Callable[[], float]) -> type
             super().connection_made(CoalescingTransport(transport))
 
         def data_received(self, data: bytes) -> None:
-            """Read from the socket, and note in the scope of a request when its first byte arrived."""
+            """Read from the socket, and note in the scope of a request when its first byte arrived.
+
+            The time is on the server's clock. Goals, deadlines and measured latencies of the request count from it, so
+            that reading
+            a large body is part of them.
+            """
             now, before = clock(), self.scope
             super().data_received(data)
             if self.scope is not before:  # a request has begun; its answer comes in a later turn of the loop
@@ -413,7 +450,12 @@ _POLL_S = 0.05
 
 
 def check_files(settings: ServerSettings) -> None:
-    """Raise `ConfigError` for TLS files that do not exist."""
+    """Raise `ConfigError` for TLS files that do not exist.
+
+    Called before the server starts, so that a wrong path is reported with its setting instead of an error of Python's
+    ssl
+    module.
+    """
     for name in ("certificate", "private_key"):
         path = getattr(settings, name)
         if path and not Path(path).is_file():
@@ -440,6 +482,10 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
 
 
 def address_of(settings: ServerSettings, bound: socket.socket) -> str:
+    """Return the URL of the server, for what `teola serve` prints.
+
+    The port is that of the bound socket, since the settings may say 0 to get any free one. IPv6 hosts get brackets.
+    """
     scheme = "https" if settings.certificate else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{scheme}://{host}:{bound.getsockname()[1]}"
@@ -511,6 +557,12 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
             on_ready()
 
         async def shutdown(self, sockets: Any = None) -> None:
+            """Let running requests end before uvicorn closes its connections.
+
+            uvicorn calls it after SIGTERM or SIGINT. What `drain` leaves of its seconds, at least one, is uvicorn's own
+            limit for
+            open connections.
+            """
             seconds = await drain(service, lambda: self.force_exit)
             self.config.timeout_graceful_shutdown = max(1, round(seconds))
             await super().shutdown(sockets)

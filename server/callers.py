@@ -58,7 +58,12 @@ def find_key(secret: str, keys: Sequence[K]) -> K | None:
 
 
 def secret_from_headers(authorization: str, x_api_key: str) -> str:
-    """Return the secret that a request sends as `Authorization: Bearer ...` or `X-Api-Key`; empty for none."""
+    """Return the secret that a request sends as `Authorization: Bearer ...` or `X-Api-Key`; empty for none.
+
+    A bearer token counts before `X-Api-Key`, which clients of Anthropic's protocol send. Other schemes of
+    `Authorization`
+    are ignored.
+    """
     scheme, _, rest = authorization.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" and rest.strip() else x_api_key.strip()
 
@@ -82,7 +87,12 @@ class Bucket:
         return cls(rate, max(1.0, rate), now)
 
     def wait(self, amount: float, now: float) -> float:
-        """Return the seconds until the bucket holds `amount`; 0 if it does now."""
+        """Return the seconds until the bucket holds `amount`; 0 if it does now.
+
+        The bucket is filled up to the time `now` first, in seconds on the caller's clock. Nothing is taken: call `take`
+        for
+        that.
+        """
         self.level = min(max(1.0, self.rate), self.level + (now - self.at) * self.rate / 60)
         self.at = now
         return max(0.0, (amount - self.level) * 60 / self.rate)
@@ -110,6 +120,10 @@ class KeyLimits:
     """The limits of one key. The clock is passed in. Used on the server's loop alone."""
 
     def __init__(self, key: KeySettings, now: float) -> None:
+        """Begin with full buckets at the time `now`, on the server's clock in seconds.
+
+        A limit that the key's settings leave out (None) is not applied.
+        """
         self._max_running = key.concurrent
         self._requests = None if key.requests_per_minute is None else Bucket.full(key.requests_per_minute, now)
         self._tokens = None if key.tokens_per_minute is None else Bucket.full(key.tokens_per_minute, now)
@@ -144,12 +158,22 @@ class KeyLimits:
         return None
 
     def end(self, tokens: int) -> None:
-        """Count the end of a request that has cost `tokens`."""
+        """Count the end of a request that has cost `tokens`.
+
+        Call it once for each request that `begin` accepted. The tokens may overdraw the bucket; requests are then
+        refused until
+        it has filled up again.
+        """
         self.running -= 1
         self.charge(tokens)
 
     def charge(self, tokens: int) -> None:
-        """Take `tokens` that an ended request has cost from the limit."""
+        """Take `tokens` that an ended request has cost from the limit.
+
+        Apps' tokens are known only when the trace of their query has ended, which may be after the request. Nothing
+        happens for
+        a key without a limit of tokens.
+        """
         if self._tokens is not None:
             self._tokens.take(tokens)
 
@@ -174,7 +198,10 @@ class Caller:
         return not self.key.models or model in self.key.models
 
     def max_tokens(self, requested: int) -> int:
-        """Return the tokens that an answer may have if the request allows `requested`."""
+        """Return the tokens that an answer may have if the request allows `requested`.
+
+        This is the smaller one of `requested` and the key's `max_output_tokens`, where the key has that limit.
+        """
         limit = self.key.max_output_tokens
         return requested if limit is None else min(requested, limit)
 

@@ -63,7 +63,11 @@ class Joined:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers by which a request joins this query, with its app, deadline and goal."""
+        """Return the headers by which a request joins this query, with its app, deadline and goal.
+
+        Deadline and goal are in seconds. Values that are not set have no header. Send them as `default_headers` or
+        `extra_headers` where the client is none of this module's.
+        """
         texts = {"X-Teola-Query": self.query, "X-Teola-App": self.app}
         seconds = {"X-Teola-Deadline": self.deadline, "X-Teola-Goal": self.goal}
         texts |= {name: f"{value:g}" for name, value in seconds.items() if value is not None}
@@ -90,6 +94,12 @@ def joining(
 
 
 def _mark(request: httpx.Request) -> None:
+    """Add the headers of the query that `joining` has begun to a request that is about to be sent.
+
+    A request outside `joining` is left as it is. The query is found in a context variable, so threads and tasks only
+    see it
+    if they run in a copy of the caller's context.
+    """
     joined = _current.get()
     if joined is not None:
         request.headers.update(joined.headers)
@@ -188,7 +198,10 @@ def _query(reply: Mapping[str, Any]) -> SubmittedQuery:
 
 
 def _queries(reply: Mapping[str, Any]) -> list[SubmittedQuery]:
-    """Return the queries that a reply lists. Raise `QueryError` for a reply that is no list of queries."""
+    """Return the queries that a reply lists. Raise `QueryError` for a reply that is no list of queries.
+
+    Such a reply usually comes from another server or a proxy at the address, so the error's hint says to check it.
+    """
     data = reply.get("data")
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
         raise QueryError(f"the server's reply is no list of queries: {str(reply)[:200]}", hint=_WRONG_SERVER)
@@ -294,7 +307,12 @@ class TeolaClient:
         return _query(self._send("GET", f"/v1/queries/{id}", params={"wait": wait}))
 
     def wait(self, id: str) -> SubmittedQuery:
-        """Return the query once it has ended, or waits for somebody."""
+        """Return the query once it has ended, or waits for somebody.
+
+        The server is asked in requests that wait up to 60 seconds each; there is no limit to their number. A failed
+        query is
+        returned, too: see its `status`. Raise `QueryError` and `EngineUnavailable` as `get` does.
+        """
         while not (query := self.get(id, wait=60)).rests:
             pass
         return query

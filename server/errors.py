@@ -68,7 +68,11 @@ def not_found(message: str, hint: str = "", *, code: str = "not_found") -> HttpE
 
 
 def too_many(message: str, seconds: int, *, code: str, hint: str = "") -> HttpError:
-    """Return a 429 that names the seconds after which the request may be sent again."""
+    """Return a 429 that names the seconds after which the request may be sent again.
+
+    The caller raises it. `seconds` become the header `Retry-After`, and `code` tells clients which limit it was, e.g.
+    `queue_full`.
+    """
     headers = {"Retry-After": str(seconds)}
     return HttpError(429, message, hint=hint, kind="rate_limit_error", code=code, headers=headers)
 
@@ -101,7 +105,12 @@ def to_anthropic(error: HttpError, request_id: str) -> tuple[int, dict[str, Any]
 
 
 def unexpected(request_id: str) -> HttpError:
-    """Return the error for a fault of the server, or of an app's own code. Its details stand in the log alone."""
+    """Return the error for a fault of the server, or of an app's own code. Its details stand in the log alone.
+
+    `request_id` leads from the client's error to the log's line; for a submitted query it is the query's id. The
+    message of
+    the exception is left out, since it may repeat a prompt.
+    """
     hint = f"see the server's log for request {request_id}"
     return HttpError(500, "the server could not do that.", hint=hint, kind="server_error", code="internal_error")
 

@@ -146,18 +146,29 @@ class LiveQueries:
         self.on_end(query)
 
     def sweep(self) -> None:
-        """End the joined queries that no request has joined for a while, as of their last request."""
+        """End the joined queries that no request has joined for a while, as of their last request.
+
+        The server calls it about once a second. The idle seconds do not count as time of the query.
+        """
         now = self._clock()
         for query in [q for q in self._joined.values() if not q.users and now - q.last > self._idle]:
             self.close(query, "done", query.last)
 
     def by_trace(self, tenant: str) -> dict[str, LiveQuery]:
-        """Return this tenant's queries by the ids of their traces, those that their apps began included."""
+        """Return this tenant's queries by the ids of their traces, those that their apps began included.
+
+        The page of a query finds with it which other queries shared its batches. Running and ended queries are
+        included, but
+        only the latest `MAX_ENDED` ended ones are known.
+        """
         queries = [query for query in (*self.ended_queries, *self.running) if query.tenant == tenant]
         return {trace: query for query in queries for trace in (query.trace, *query.traces)}
 
     def find(self, tenant: str, id: str) -> LiveQuery | None:
-        """Return this tenant's query of that id, running or ended; None if there is none."""
+        """Return this tenant's query of that id, running or ended; None if there is none.
+
+        Where a name was used again after its query had ended, the running query is returned, or else the latest.
+        """
         queries = [*self.running, *reversed(self.ended_queries)]
         return next((q for q in queries if q.id == id and q.tenant == tenant), None)
 
@@ -176,7 +187,11 @@ class LiveQueries:
         return traces
 
     def of_tenant(self, tenant: str) -> list[LiveQuery]:
-        """Return this tenant's queries, latest first."""
+        """Return this tenant's queries, latest first.
+
+        These are the running ones and those of the latest `MAX_ENDED` ended queries of all tenants that belong to this
+        one.
+        """
         queries = [q for q in (*self.ended_queries, *self.running) if q.tenant == tenant]
         return sorted(queries, key=lambda q: -q.began_unix)
 
@@ -212,7 +227,10 @@ class RequestSession:
 
     @property
     def run(self) -> QueryRun:
-        """The query's run in the pool. Raise `QueryCancelled` if another of its requests has ended the query."""
+        """Return the query's run in the pool. Raise `QueryCancelled` if the query is over.
+
+        That happens to a request whose query was ended under it, for instance because its tenant was deleted.
+        """
         if self.query.run is None:
             raise QueryCancelled("the query is over.", query_id=self.query.id, hint="begin another one")
         return self.query.run
@@ -228,17 +246,29 @@ class RequestSession:
 
     @contextmanager
     def inside_query(self) -> Iterator[QueryRun]:
-        """Let all calls of the pool in the body join the query."""
+        """Let all calls of the pool in the body join the query.
+
+        Apps run in it: their accelerated objects would otherwise begin queries of their own. Raise `QueryCancelled` if
+        the query
+        is over.
+        """
         with self.at_call_position() as run, joined(run):
             yield run
 
     def add_cost(self, tokens: int, *, outside_tokens: int = 0) -> None:
-        """Add tokens to its cost. `outside_tokens`: those of them that models outside the pool computed."""
+        """Add tokens to its cost. `outside_tokens`: those of them that models outside the pool computed.
+
+        The key is charged when the session ends. Tokens that the query's trace counts beyond these are charged after
+        it.
+        """
         self.tokens += tokens
         self.outside_tokens += outside_tokens
 
     def end(self, outcome: str) -> None:
-        """End the request with this outcome: done, failed or cancelled. Idempotent."""
+        """End the request with this outcome: done, failed or cancelled. Idempotent.
+
+        The first call counts. It charges the key, and ends the query unless other requests may join it by name.
+        """
         if not self.has_ended:
             self.has_ended = True
             self.on_end(self, outcome)

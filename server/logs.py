@@ -28,7 +28,10 @@ def request_line(fields: Mapping[str, Any]) -> None:
 
 
 def describe_error(error: BaseException, settings: ServerSettings) -> str:
-    """Return the type of an exception, and its message if the settings allow that, for a line of the log."""
+    """Return the type of an exception, and its message if the settings allow that, for a line of the log.
+
+    By default the message is left out, because an app's exception may repeat a prompt; `log_details: true` adds it.
+    """
     name = type(error).__name__
     return f"{name}: {error}" if settings.log_details else name
 

@@ -70,7 +70,10 @@ class Metrics:
 
 
 def add_sink(pool: EnginePool, sink: TraceSink) -> None:
-    """Add a sink for the traces of the pool's queries, beside the one that it has."""
+    """Add a sink for the traces of the pool's queries, beside the one that it has.
+
+    Both get every query's begin and end, on the pool's loop, the earlier one first. A sink cannot be removed again.
+    """
     recorder = pool.runtime.recorder
     recorder.sink = _SinkPair(recorder.sink, sink)
 
@@ -215,6 +218,12 @@ class BatchSizes:
         self._open[batch] = first, size + requests
 
     def settle(self, now: float) -> None:
+        """Observe the sizes of batches that began more than `SETTLE_S` seconds before `now`.
+
+        If there are none, the oldest of too many open batches are observed early, so that memory stays bounded. Called
+        at the
+        end of each query.
+        """
         settled = [batch for batch, (began, _) in self._open.items() if now - began > SETTLE_S]
         for batch in settled or list(self._open)[: max(0, len(self._open) - _MAX_OPEN_BATCHES)]:
             self._sizes.labels(batch[0]).observe(self._open.pop(batch)[1])

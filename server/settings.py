@@ -38,7 +38,11 @@ def is_loopback(host: str) -> bool:
 
 
 def host_without_port(header: str) -> str:
-    """Return the host in a `Host` header, without the port."""
+    """Return the host in a `Host` header, without the port.
+
+    It is in lower case, and an IPv6 address is without its brackets. The result is compared with the names by which the
+    server may be addressed; an empty header gives an empty host.
+    """
     header = header.strip().lower()
     if header.startswith("["):
         return header[1:].partition("]")[0]

@@ -35,6 +35,10 @@ class RecentTraces:
     """A `TraceSink` that keeps the latest traces. It is written on the pool's loop, and read on the server's."""
 
     def __init__(self, max_traces: int = MAX_TRACES, max_spans: int = MAX_KEPT_SPANS) -> None:
+        """Keep at most `max_traces` traces with `max_spans` spans in all; one trace may be larger.
+
+        `_batches` tells which queries took part in a batch. All state is guarded by the lock.
+        """
         self._max_traces, self._max_spans = max_traces, max_spans
         self._lock = threading.Lock()
         self._traces: OrderedDict[str, QueryTrace] = OrderedDict()
@@ -67,6 +71,10 @@ class RecentTraces:
             return self._traces.get(id)
 
     def forget(self, ids: set[str]) -> None:
+        """Delete the traces of these ids, when a tenant is deleted; ids without a trace are ignored.
+
+        Takes the lock, so that it may be called on any thread.
+        """
         with self._lock:
             for id in ids & self._traces.keys():
                 self._drop(id)
@@ -153,7 +161,12 @@ def whole_trace(get: Callable[[str], QueryTrace | None], query: LiveQuery) -> Qu
 
 
 def _prefixed(span: Span, path: str) -> Span:
-    """Return the span with `path` before all names, so that no other trace has the same."""
+    """Return the span with `path` before all names, so that no other trace has the same.
+
+    Names of the primitives that it depends on, and of the one that caused it, get the same prefix, so that the edges of
+    the
+    joined trace stay right.
+    """
     parents, more_parents = (tuple(path + name for name in names) for names in (span.parents, span.also))
     cause = path + span.cause if span.cause else ""
     return replace(span, primitive=path + span.primitive, parents=parents, also=more_parents, cause=cause)

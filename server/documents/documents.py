@@ -376,6 +376,10 @@ class Documents:
         return ReadDocument(name, "text", text.replace("\0", "\ufffd"), size)
 
     def _check_size(self, caller: Caller, size: int, name: str) -> None:
+        """Raise `HttpError` (413) for a document of more bytes than the key or the server allows.
+
+        The key's `max_upload` can only lower the server's limit.
+        """
         max_bytes = min(caller.key.max_upload or self.settings.max_bytes, self.settings.max_bytes)
         if size > max_bytes:
             raise too_large(name, max_bytes)
@@ -395,7 +399,10 @@ class Documents:
             )
 
     async def get(self, tenant: str, id: str) -> StoredFile:
-        """Return a stored document. Raise `HttpError` for one that this tenant does not have."""
+        """Return a stored document. Raise `HttpError` for one that this tenant does not have.
+
+        A document that has expired counts as missing (404), also while it is not deleted yet.
+        """
         file = await self.store.get(tenant, id)
         if file is None or (file.expires is not None and file.expires <= time.time()):
             raise not_found(f"there is no file {id!r:.140}.", "see GET /v1/files", code="file_not_found")

@@ -30,6 +30,12 @@ class _Text(HTMLParser):
     """A parser that collects the text of a page: paragraphs separated by blank lines, lines by line breaks."""
 
     def __init__(self) -> None:
+        """Begin a page without text.
+
+        `parts` collects pieces of text and breaks. `_skipped` is the name of the element that is being skipped, empty
+        for none,
+        and `_depth` the number of elements of that name that are open.
+        """
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []
         self._skipped = ""
@@ -70,7 +76,10 @@ class _Text(HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
     def _break(self, tag: str) -> None:
-        """Add the line breaks that separate an element from the text before it: two for a block, one for a line."""
+        """Add the line breaks that separate an element from the text before it: two for a block, one for a line.
+
+        Called where an element begins, and where a block ends. Elements within a line, such as links, add nothing.
+        """
         if tag in _BLOCKS:
             self.parts.append("\n\n")
         elif tag in _LINES:
@@ -142,7 +151,10 @@ def of_pdf(data: bytes, pages: int, characters: int) -> dict[str, Any]:
 
 
 def _is_unlocked(reader: Any, kinds: Any) -> bool:
-    """Return True if the PDF opens without a password, as many encrypted ones do."""
+    """Return True if the PDF opens without a password, as many encrypted ones do.
+
+    `kinds`: pypdf's `PasswordType`. False also for ciphers that pypdf cannot decrypt without a further package.
+    """
     try:
         return bool(reader.decrypt("") != kinds.NOT_DECRYPTED)
     except Exception:  # a cipher that pypdf alone does not support
@@ -150,7 +162,11 @@ def _is_unlocked(reader: Any, kinds: Any) -> bool:
 
 
 def of_html(data: bytes, pages: int, characters: int) -> dict[str, Any]:
-    """Return the text of a page, which comes as UTF-8. Raise `RefusedDocument`."""
+    """Return the text of a page, which comes as UTF-8. Raise `RefusedDocument`.
+
+    It is refused if its text has more than `characters`. `pages` has no meaning here; the signature is that of
+    `of_pdf`.
+    """
     text = text_of_html(data.decode())
     if len(text) > characters:
         raise RefusedDocument("document_too_long", f"holds more than {characters} characters")

@@ -96,6 +96,10 @@ class MemoryFiles:
         return self._drop([k for k, one in self._files.items() if one.expires is not None and one.expires <= now])
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
+        """Delete the documents of these keys, each a tenant and an id. Return their number.
+
+        Raise `KeyError` for a key that is not stored; callers pass keys that they have just read.
+        """
         for key in keys:
             del self._files[key]
         return len(keys)
@@ -133,7 +137,11 @@ class PostgresFiles:
         await self._run(_PUT, self._pool, file.tenant, file.id, *figures, metadata, file.text)
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
-        """Return a stored document with its text; None if the tenant has none of this id."""
+        """Return a stored document with its text; None if the tenant has none of this id.
+
+        A document that has expired is returned until `expire` deletes it. Raise `EngineUnavailable` if the store is not
+        open.
+        """
         if "\0" in id:  # no text of PostgreSQL holds it
             return None
         rows = await self._rows(f"SELECT about, content {_MINE} AND id = %s", tenant, id)
@@ -147,6 +155,11 @@ class PostgresFiles:
         return int((await self._rows(f"SELECT coalesce(sum(bytes), 0) {_MINE}", tenant))[0][0])
 
     async def delete(self, tenant: str, id: str | None = None, *, query: str | None = None) -> int:
+        """Delete the tenant's documents that match all conditions given. Return their number.
+
+        `id` and `query` select one document or those of one submitted query; with neither, all documents of the tenant
+        go.
+        """
         columns = {" AND id = %s": id, " AND query = %s": query}
         conditions = {text: value for text, value in columns.items() if value is not None}
         return await self._run(f"DELETE {_MINE}{''.join(conditions)}", self._pool, tenant, *conditions.values())

@@ -61,7 +61,11 @@ def parse_document(part: Any) -> ClientDocument:
 
 
 def file_name(path: str) -> str:
-    """Return the name of a file, without folders and characters that no name has."""
+    """Return the name of a file, without folders and characters that no name has.
+
+    `path` comes from a client, in the form of Windows or of others. At most 200 characters are kept; the result may be
+    empty.
+    """
     last = path.replace("\\", "/").rpartition("/")[2]
     return "".join(sign for sign in last if sign.isprintable()).strip()[:200]
 
@@ -98,7 +102,12 @@ def has_files(body: ChatRequest) -> bool:
 
 
 def file_parts(messages: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the `file` parts of messages as JSON."""
+    """Yield the `file` parts of messages as JSON.
+
+    `messages` is what a client sent and may be malformed: whatever is no list of messages with parts yields nothing,
+    and is
+    refused elsewhere.
+    """
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         yield from (part for part in content if is_file(part)) if isinstance(content, list) else ()

@@ -136,6 +136,12 @@ class Reader:
     """The reader of one server's documents. Used on its loop."""
 
     def __init__(self, settings: DocumentSettings) -> None:
+        """Prepare to read `settings.at_once` documents at a time.
+
+        `_waiting` counts documents that wait for one of these places; beyond `settings.waiting` further ones are
+        refused with
+        429.
+        """
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.at_once)
         self._waiting = 0

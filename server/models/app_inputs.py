@@ -66,7 +66,12 @@ INPUTS = "inputs"
 
 
 def inputs_in_metadata(body: ChatRequest) -> Any:
-    """Return the app's input as `metadata` has it; None where it has none. Raise `HttpError`."""
+    """Return the app's input as `metadata` has it; None where it has none. Raise `HttpError`.
+
+    OpenAI's clients send texts in `metadata`, so the input may be JSON text; any other value is taken as it is. The
+    error is
+    for text that is no JSON.
+    """
     inputs = (body.metadata or {}).get(INPUTS)
     if not isinstance(inputs, str):
         return inputs
@@ -91,7 +96,11 @@ def _is_document(part: Mapping[str, Any]) -> bool:
 
 
 def last_text(body: ChatRequest) -> str:
-    """Return the text of the user's last message, or of the last message. Raise `HttpError` for other content."""
+    """Return the text of the user's last message, or of the last message. Raise `HttpError` for other content.
+
+    It is the input of apps that take one text, such as query engines and chains on a question; earlier messages are
+    ignored for these.
+    """
     of_user = [m for m in body.messages if m.role == "user"]
     return text_of((of_user or body.messages)[-1], body.model)
 
@@ -138,7 +147,11 @@ def check_messages(messages: Any) -> None:
 
 
 def answer_of(value: Any, key: str = "") -> Answer:
-    """Return the answer in an app's output: a text, a message, the last of `messages`, or a dict's value by `key`."""
+    """Return the answer in an app's output: a text, a message, the last of `messages`, or a dict's value by `key`.
+
+    With an empty `key` the answer is found by usual names. Sources, where the output has any, are added under
+    `sources`.
+    """
     if hasattr(value, "outputs") and hasattr(value, "answer"):  # the result of a workflow of our own
         output = value.outputs.get(key) if key else value.answer
         return Answer(text_in(output), more={"sources": plain(value.sources)} if value.sources else {})
@@ -146,7 +159,12 @@ def answer_of(value: Any, key: str = "") -> Answer:
 
 
 def usage_in(trace: QueryTrace) -> Usage:
-    """Return the tokens of a query's generations, without those that nobody used."""
+    """Return the tokens of a query's generations, without those that nobody used.
+
+    Prompt and cached tokens are those of prefilling. Completion tokens are those of decoding, and what requests that
+    read
+    and write in one step have written.
+    """
     used = [span for span in trace.spans if not span.unused]
     read = [span for span in used if span.kind in _READ]
     completion = sum(span.tokens for span in used if span.kind in _WROTE) + sum(span.written for span in read)
@@ -216,7 +234,10 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _sources(value: Any) -> dict[str, Any]:
-    """Return the nodes that a query engine's answer rests on."""
+    """Return the nodes that a query engine's answer rests on.
+
+    Each has its text and its score, which is None where the retriever gave none. The result is empty for other outputs.
+    """
     nodes = getattr(value, "source_nodes", None)
     if not isinstance(nodes, list) or not nodes:
         return {}

@@ -67,7 +67,10 @@ def _runnable_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
 
 
 def _input_schema(fast: Any) -> Mapping[str, Any]:
-    """Return the JSON schema of a Runnable's input, with a reference to a definition resolved."""
+    """Return the JSON schema of a Runnable's input, with a reference to a definition resolved.
+
+    Only the outermost `$ref` is resolved, which pydantic writes for some models; properties may still hold references.
+    """
     schema: Mapping[str, Any] = fast.get_input_jsonschema()
     definition = str(schema.get("$ref", "")).rpartition("/")[2]
     resolved: Mapping[str, Any] = schema.get("$defs", {}).get(definition, schema)
@@ -189,7 +192,10 @@ async def _query_answer(fast: Any, request: AppRequest, settings: AppSettings) -
 
 
 def _query_input(fast: Any, body: ChatRequest, settings: AppSettings) -> Any:
-    """Return the text of the last message. Raise `HttpError` for none: LlamaIndex has no vector for it."""
+    """Return the text of the last message. Raise `HttpError` for none: LlamaIndex has no vector for it.
+
+    It is the input of a query engine, which answers one question at a time; the history of the chat is not used.
+    """
     text = last_text(body)
     if not text:
         raise bad_request(f"the app {body.model!r} takes a text.", "send one", param="messages")
@@ -269,6 +275,10 @@ async def _workflow_stream(fast: Any, request: AppRequest, settings: AppSettings
 
 
 def _workflow_check(fast: Any, inputs: Any, settings: AppSettings) -> None:
+    """Raise `HttpError` for inputs that name arguments of the workflow's `run` itself.
+
+    These are `ctx`, `start_event` and `memory`, through which a client would set the state of the run.
+    """
     reserved = {"ctx", "start_event", "memory"} & set(inputs if isinstance(inputs, Mapping) else ())
     if reserved:
         raise _wrong_inputs(f"{min(reserved)!r} is no input of a client's")
@@ -302,6 +312,12 @@ def _required_inputs(fast: Any, settings: AppSettings) -> list[str]:
 
 
 async def _deployment_answer(fast: Any, request: AppRequest, settings: AppSettings) -> Answer:
+    """Run a deployed workflow and return its whole answer, with sources and tokens.
+
+    The id of the query that it begins in the pool is reported before the answer is awaited, so that the live query
+    knows it
+    also if the workflow fails.
+    """
     running = fast.astream(request.value, request.config)
     request.on_query_begin(running.running.id)
     return _result_answer(await running, settings)
@@ -328,7 +344,10 @@ async def _deployment_stream(fast: Any, request: AppRequest, settings: AppSettin
 
 
 def _result_answer(result: Any, settings: AppSettings) -> Answer:
-    """Return the answer of a deployment, with the tokens of its query's trace."""
+    """Return the answer of a deployment, with the tokens of its query's trace.
+
+    A result without a trace leaves the answer's usage at zero.
+    """
     answer, trace = answer_of(result, settings.output), result.trace
     return answer if trace is None else replace(answer, usage=usage_in(trace))
 

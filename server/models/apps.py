@@ -87,7 +87,10 @@ class PerTenantApp:
         return self._by_tenant[tenant]
 
     async def forget(self, tenant: str) -> None:
-        """Delete the tenant's collections. Raise what the store raises."""
+        """Delete the tenant's collections. Raise what the store raises.
+
+        Collections that all tenants share stay. A later request of the tenant begins with empty collections.
+        """
         self._by_tenant.pop(tenant, None)
         for engine, name in self.collections:
             deleted = self.fast.pool.admin(engine, "delete_collection", tenant_collection(name, tenant))
@@ -118,7 +121,12 @@ class DocumentInput:
         return {self.key: self._to_form(documents), **value}
 
     def check(self) -> None:
-        """Raise `HttpError` if the app takes no documents."""
+        """Raise `HttpError` if the app takes no documents.
+
+        It is called for requests with documents: for submitted queries before they are accepted, and again when the
+        app's
+        input is built.
+        """
         if not self.key:
             hint = "ask an app that does; or say which of its inputs they are (`documents:` in the app's settings)"
             message = f"the app {self.app!r} takes no documents."
@@ -184,7 +192,12 @@ class App:
         return {"root": self.name, "description": self.settings.description, "example": self.settings.example}
 
     def input_schemas(self) -> dict[str, Any]:
-        """Return JSON schemas of a workflow's inputs and settings, and the name of the input that takes documents."""
+        """Return JSON schemas of a workflow's inputs and settings, and the name of the input that takes documents.
+
+        `GET /v1/models/NAME` shows them. Other apps than deployed workflows have no schemas here, and those without
+        documents no
+        name; the result may be empty.
+        """
         documents = {"documents": self.documents.key} if self.documents.key else {}
         if self.protocol is not DEPLOYMENT:
             return documents
@@ -275,7 +288,10 @@ class App:
         )
 
     async def forget(self, tenant: str) -> None:
-        """Delete what the app stores of a tenant, but for threads (see `Checkpoints`). Raise what its store raises."""
+        """Delete what the app stores of a tenant, but for threads (see `Checkpoints`). Raise what its store raises.
+
+        A chat engine that keeps its conversation in itself is reset, for which running calls of it are awaited.
+        """
         await self.per_tenant.forget(tenant)
         if self.protocol.one_at_a_time:  # its memory is that of the last conversation, of whatever tenant
             async with self.lock:
@@ -296,7 +312,10 @@ class App:
         return f"{quote(tenant, safe='')}/"
 
     async def find_stop(self, record: Record) -> Stop | None:
-        """Return where the graph of a submitted query is; None if it has not begun, as far as its checkpoints tell."""
+        """Return where the graph of a submitted query is; None if it has not begun, as far as its checkpoints tell.
+
+        A thread that the client named may have its last checkpoint from another query; that counts as not begun, too.
+        """
         stop = await find_stop(self.fast, self.thread_of(record))
         return stop if stop is not None and stop.query == record.id else None
 
@@ -310,7 +329,12 @@ class App:
 
 
 def rest_of(answer: str, streamed: str, app: str) -> str:
-    """Return the part of the whole answer's text that is not streamed yet."""
+    """Return the part of the whole answer's text that is not streamed yet.
+
+    Where the streamed text is no beginning of the answer, it is empty and a warning is logged: what a client has
+    received
+    cannot be taken back.
+    """
     if not answer.startswith(streamed):
         log.warning("app %s: what it streams is not the beginning of its answer", app)
         return ""
@@ -318,7 +342,10 @@ def rest_of(answer: str, streamed: str, app: str) -> str:
 
 
 def thread_name(metadata: Mapping[str, Any]) -> str | None:
-    """Return the name of a graph's conversation, if a request gives it one. Raise `HttpError` for what is no name."""
+    """Return the name of a graph's conversation, if a request gives it one. Raise `HttpError` for what is no name.
+
+    None stands for a conversation of the request's own. Whole numbers are taken as texts; an empty text is refused.
+    """
     name = metadata.get(THREAD)
     if name is None or (isinstance(name, str | int) and not isinstance(name, bool) and name != ""):
         return None if name is None else str(name)
@@ -326,7 +353,12 @@ def thread_name(metadata: Mapping[str, Any]) -> str | None:
 
 
 def _with_cost(answer: Answer, tally: Tally, session: RequestSession) -> Answer:
-    """Charge the session for an answer, and return the answer with the tokens of its calls."""
+    """Charge the session for an answer, and return the answer with the tokens of its calls.
+
+    `tally`: tokens of models that the app called, in the pool and outside. Those from outside are marked in the
+    session's
+    cost, because no trace of the pool counts them.
+    """
     calls, usage, outside = tally.tokens, answer.usage, tally.elsewhere
     usage = Usage(usage.prompt + calls.prompt, usage.completion + calls.completion, usage.cached + calls.cached)
     session.add_cost(usage.total, outside_tokens=outside.prompt + outside.completion)

@@ -25,7 +25,10 @@ def without_folders(text: str) -> str:
 
 
 def shown_versions(pool: EnginePool) -> dict[str, dict[str, str]]:
-    """Return what runs below each engine, without folders of this machine."""
+    """Return what runs below each engine, without folders of this machine.
+
+    By engine: names of packages and models, each with its version or name. `GET /version` shows it to operators.
+    """
     return {
         engine: {name: without_folders(value) for name, value in versions.items()}
         for engine, versions in pool.versions().items()

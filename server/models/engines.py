@@ -68,7 +68,12 @@ class TextEngine:
         return await self._answers(requests, tools, session)
 
     async def stream(self, body: ChatRequest, session: RequestSession) -> Deltas:
-        """Yield the engine's answers to a chat in pieces; the last delta of each choice holds the whole of it."""
+        """Yield the engine's answers to a chat in pieces; the last delta of each choice holds the whole of it.
+
+        Deltas of several choices come interleaved, told apart by their index. Raise `HttpError` for what the engine
+        does not
+        support, before the first delta. Requests are cancelled if the caller stops reading.
+        """
         requests, tools = self._chat_requests(body, session)
         async with aclosing(self._stream_answers(requests, tools, session)) as deltas:
             async for delta in deltas:
@@ -161,7 +166,11 @@ class TextEngine:
 
 
 def _requests_for(prompt: Prompt, sampling: Sampling, body: Generating) -> list[Generate]:
-    """Return `n` requests for the prompt, each with a seed of its own if the client gave one."""
+    """Return `n` requests for the prompt, each with a seed of its own if the client gave one.
+
+    The seeds follow the client's one by one, and stay within signed 64 bits. With equal seeds all choices would be the
+    same.
+    """
     first = sampling.seed
     seeds = [None if first is None else (first + i + INT64) % (2 * INT64) - INT64 for i in range(body.n or 1)]
     return [Generate(prompt, replace(sampling, seed=seed)) for seed in seeds]
@@ -221,7 +230,10 @@ class VectorEngine:
         return [to_list(vector) for vector in await handle]
 
     async def scores(self, query: str, texts: Sequence[str], session: RequestSession) -> list[float]:
-        """Return how relevant each text is to the query, in the order of the texts."""
+        """Return how relevant each text is to the query, in the order of the texts.
+
+        The scale is that of the engine's model; higher is more relevant. All pairs are one call of the engine.
+        """
         with session.at_call_position() as run:
             pairs = [ScorePair(query, text) for text in texts]
             handle = self.pool.call(PrimitiveKind.RERANKING, self.name, pairs, run=run)
@@ -362,6 +374,10 @@ class _JoinedChunks:
 
 
 def _usage(reply: dict[str, Any]) -> Usage:
+    """Return the token counts in a reply or chunk of OpenAI's form.
+
+    Counts that the server leaves out are 0; cached tokens are among those of the prompt.
+    """
     usage = reply.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Usage(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, cached)

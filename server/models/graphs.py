@@ -79,7 +79,12 @@ GRAPH = AppProtocol(to_input, answer, stream, check_inputs)
 
 
 async def _answer(fast: Any, request: AppRequest, state: Any, settings: AppSettings) -> Answer:
-    """Return the answer in the state that the graph ended with, or the questions that it waits for."""
+    """Return the answer in the state that the graph ended with, or the questions that it waits for.
+
+    A graph that has stopped is told by its last checkpoint: the answer then has no text, and the stop under `WAITING`.
+    A
+    graph without checkpoints cannot stop.
+    """
     stop = await find_stop(fast, request.thread)
     if stop is None or not stop.next:
         return answer_of(state, settings.output)

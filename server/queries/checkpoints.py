@@ -54,6 +54,10 @@ class Checkpoints:
             app.fast.checkpointer = self._saver
 
     async def close(self) -> None:
+        """Close the connections to the server's database, if there are any. Idempotent.
+
+        Called when the server stops, after its queries; a graph that still ran could store no further step.
+        """
         if self._pool is not None:
             await self._pool.close()
             self._pool = None
@@ -61,7 +65,11 @@ class Checkpoints:
     # ------------------------------------------------------------ forgetting
 
     async def forget(self, app: App, record: Record) -> None:
-        """Delete the thread of a submitted query, unless the query joined a named thread."""
+        """Delete the thread of a submitted query, unless the query joined a named thread.
+
+        A named thread belongs to the conversation, which other requests may continue; `forget_all` deletes it with its
+        tenant.
+        """
         if has_checkpoints(app.fast) and not app.names_thread(record):
             await _forget(app.fast.checkpointer, [app.thread_of(record)])
 
@@ -77,7 +85,11 @@ class Checkpoints:
                 await _forget(saver, [thread for thread in threads if thread.startswith(prefix)])
 
     async def expire(self, now: float) -> None:
-        """Delete threads in the server's store that have made no step for `keep` seconds. Search now and then."""
+        """Delete threads in the server's store that have made no step for `keep` seconds. Search now and then.
+
+        `now`: Unix time in seconds. The server calls this often; the database is searched at most once in
+        `_MAX_INTERVAL_S` seconds, or in half of `keep` if that is less. Checkpoints in memory are not deleted.
+        """
         if self._pool is None or now - self._last_search < min(_MAX_INTERVAL_S, self._keep / 2):
             return
         self._last_search = now

@@ -119,13 +119,24 @@ class RunningQuery:
         return self.task is not None and not self.task.done()
 
     def add_event(self, kind: str, data: dict[str, Any]) -> None:
+        """Add an event to the query's log, and wake up those who follow it.
+
+        Called on the server's loop. Followers wait for `news`, which is set and replaced by a new one, so that none
+        misses an
+        event.
+        """
         self.log.events.append((kind, data))
         self.news.set()
         self.news = asyncio.Event()
 
 
 async def end_events(record: Record, last: str) -> AsyncIterator[Event]:
-    """Yield the end of a query that ran in another process or long ago; its other events are gone."""
+    """Yield the end of a query that ran in another process or long ago; its other events are gone.
+
+    `last`: the id of the last event that the client has; empty for none. A client that has some first gets a `reset`,
+    which
+    voids them.
+    """
     if last:
         yield f"{record.attempt}-0", "reset", {}
     yield f"{record.attempt}-1", record.status, record.to_reply()

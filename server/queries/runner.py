@@ -84,7 +84,11 @@ def _interrupted_error(reason: str) -> dict[str, Any]:
 
 
 def check_submission(model: Model, body: ChatRequest) -> None:
-    """Raise `HttpError` or `RegistrationError` for what is known to be wrong before anything runs."""
+    """Raise `HttpError` or `RegistrationError` for what is known to be wrong before anything runs.
+
+    Called before a query is stored. An app checks inputs, settings and documents; an engine has no settings and refuses
+    them.
+    """
     if isinstance(model, App):
         model.check(body)
     elif (body.metadata or {}).get(CONFIG) is not None:
@@ -105,7 +109,12 @@ def check_resume_value(record: Record, value: Any) -> None:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    """Return the answer as it is stored."""
+    """Return the answer as it is stored.
+
+    Clients get the same object as the `answer` of their query: text, reason of the end, tokens, calls of tools if there
+    are
+    any, and what an app adds, e.g. sources.
+    """
     calls = {"tool_calls": [call.to_json() for call in answer.calls]} if answer.calls else {}
     data = {"text": answer.text, "finish_reason": answer.finish, "usage": answer.usage.to_json()}
     return {**data, **calls, **answer.more}
@@ -130,7 +139,10 @@ def references(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_variables(body: Any, variables: Mapping[str, Any]) -> None:
-    """Raise `HttpError` for a name in the input that is no variable."""
+    """Raise `HttpError` for a name in the input that is no variable.
+
+    Names are written as `{{ name }}`. A query without variables is not searched, so such text may be part of its input.
+    """
     missing = sorted(names_in(body) - variables.keys()) if variables else []
     if missing:
         raise bad_request(f"the input names {missing[0]!r}, which is no variable.", "add it", param="variables")
@@ -310,7 +322,12 @@ class Queries:
         return record
 
     async def wait(self, tenant: str, id: str, seconds: float | None) -> Record:
-        """Return the query once it is at rest, or after at most `seconds`."""
+        """Return the query once it is at rest, or after at most `seconds`.
+
+        None waits without a limit. At rest is a query that has ended or waits for somebody. The query itself goes on if
+        the
+        caller stops waiting. Raise `HttpError` for one that this tenant does not have.
+        """
         live = self._running.get((tenant, id))
         if live is not None and live.task is not None and live.is_running:
             await asyncio.wait({live.task}, timeout=seconds)
@@ -345,7 +362,12 @@ class Queries:
         return await self.store.delete(tenant)
 
     async def events(self, tenant: str, id: str, last: str = "") -> AsyncIterator[Event]:
-        """Yield the events after `last` until the query is at rest. After a `reset`, earlier events are void."""
+        """Yield the events after `last` until the query is at rest. After a `reset`, earlier events are void.
+
+        `last`: the id of an event, empty for all of them. For a query that ran in another process or long ago only its
+        end is
+        left. Raise `HttpError` for one that this tenant does not have.
+        """
         record = await self.get(tenant, id)
         live = self._running.get((tenant, id))
         async for event in follow_events(live, last) if live is not None else end_events(record, last):
@@ -447,7 +469,12 @@ class Queries:
         return texts
 
     async def _until_ended(self, tenant: str, id: str) -> Record:
-        """Return the query once it has ended; one that waits for somebody has not."""
+        """Return the query once it has ended; one that waits for somebody has not.
+
+        A query whose variable is the answer of this one waits here, without a limit of its own. Raise `HttpError` if it
+        is
+        deleted meanwhile.
+        """
         live = self._running.get((tenant, id))
         while live is not None and not live.record.has_ended:
             await live.news.wait()

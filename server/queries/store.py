@@ -79,6 +79,10 @@ class MemoryStore:
         return self._records.get((tenant, id))
 
     async def latest(self, tenant: str, limit: int, status: str = "") -> list[Record]:
+        """Return at most `limit` queries of the tenant, latest first, by when they were created.
+
+        An empty `status` stands for all.
+        """
         mine = (record for record in self._records.values() if record.tenant == tenant)
         records = [record for record in mine if status in ("", record.status)]
         return sorted(records, key=lambda record: -record.created)[:limit]
@@ -99,6 +103,10 @@ class MemoryStore:
         self._names[tenant] = name
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
+        """Delete the queries of these keys, each a tenant and an id. Return their number.
+
+        Raise `KeyError` for a key that is not stored; callers pass keys that they have just read.
+        """
         for key in keys:
             del self._records[key]
         return len(keys)
@@ -194,14 +202,22 @@ class PostgresStore:
             self._connections = None
 
     async def put(self, record: Record) -> None:
-        """Store the record durably, in place of an earlier one of the same tenant and id."""
+        """Store the record durably, in place of an earlier one of the same tenant and id.
+
+        Characters that PostgreSQL's jsonb does not take are replaced. The record is committed when this returns. Raise
+        `EngineUnavailable` if the store is not open, and what psycopg raises.
+        """
         from psycopg.types.json import Jsonb
 
         columns = (record.tenant, record.id, record.status, record.created, record.expires)
         await self._run(_PUT, self.pool, *columns, Jsonb(_storable(asdict(record))))
 
     async def get(self, tenant: str, id: str) -> Record | None:
-        """Return the record of a tenant's query; None if there is none."""
+        """Return the record of a tenant's query; None if there is none.
+
+        A record that has expired is returned until `expire` deletes it. Raise `EngineUnavailable` if the store is not
+        open.
+        """
         if "\0" in id:  # no text of PostgreSQL holds it
             return None
         records = await self._read("tenant = %s AND id = %s", tenant, id)
@@ -218,11 +234,20 @@ class PostgresStore:
         return await self._run("DELETE FROM teola_server_queries WHERE pool = %s AND expires <= %s", self.pool, now)
 
     async def delete(self, tenant: str, id: str | None = None) -> int:
+        """Delete one query of a tenant, or all of them if `id` is None. Return their number.
+
+        Only records of this pool are deleted; other servers may share the database.
+        """
         condition = "" if id is None else " AND id = %s"
         values = (self.pool, tenant) if id is None else (self.pool, tenant, id)
         return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{condition}", *values)
 
     async def names(self) -> dict[str, str]:
+        """Return the names in the pool of tenants that were deleted, by tenant.
+
+        `PoolNames.open` reads them when the server starts, since the caches of engines may outlive the server before
+        it.
+        """
         text = "SELECT tenant, name FROM teola_server_names WHERE pool = %s"
         async with self._open().connection() as connection:
             return dict(await (await connection.execute(text.encode(), (self.pool,))).fetchall())
@@ -231,7 +256,12 @@ class PostgresStore:
         await self._run(_PUT_NAME, self.pool, tenant, name)
 
     async def _read(self, where: str, *values: Any) -> list[Record]:
-        """Return the records of this pool for which an SQL condition holds. `where` may also order and limit them."""
+        """Return the records of this pool for which an SQL condition holds. `where` may also order and limit them.
+
+        `where` is SQL of this class alone, with `%s` for each of `values`; what clients send comes only in `values`.
+        Raise
+        `EngineUnavailable` if the store is not open.
+        """
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
         async with self._open().connection() as connection:
             rows = await (await connection.execute(text.encode(), (self.pool, *values))).fetchall()
@@ -246,6 +276,7 @@ class PostgresStore:
         return self._open().connection()
 
     def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
+        """Return the pool of connections. Raise `EngineUnavailable` before `open` and after `close`."""
         if self._connections is None:
             raise EngineUnavailable("the server's store is not open.", hint="start the server")
         return self._connections
@@ -267,6 +298,7 @@ class EmbeddedStore(PostgresStore):
     """A store in a PostgreSQL of the server's own, whose data stay in a folder."""
 
     def __init__(self, folder: str | Path, pool: str = "default") -> None:
+        """Prepare the store in `folder`. Nothing is started, and no DSN is known, before `open`."""
         super().__init__("", pool)
         self._folder = Path(folder)
         self._server: Any = None
@@ -281,6 +313,10 @@ class EmbeddedStore(PostgresStore):
         await super().open()
 
     async def close(self) -> None:
+        """Close the connections, then stop the PostgreSQL server of this store.
+
+        It is stopped in a thread, because that may take seconds. The data stay in the folder.
+        """
         await super().close()
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)

@@ -34,7 +34,10 @@ def service_of(request: Request) -> Service:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller, which is looked up once for a request. Raise `HttpError`."""
+    """Return the caller, which is looked up once for a request. Raise `HttpError`.
+
+    The error is 401, for a missing or unknown key. A server without keys has one caller for all requests.
+    """
     caller: Caller | None = request.scope.get("teola.caller")
     if caller is None:
         caller = request.scope["teola.caller"] = service_of(request).caller(request.headers)
@@ -62,7 +65,12 @@ def request_headers_of(request: Request) -> RequestHeaders:
 
 
 def begin_session(request: Request, model: Model, tokens: int) -> RequestSession:
-    """Begin the request's session, which the caller has to end. Raise `HttpError` if the request is refused."""
+    """Begin the request's session, which the caller has to end. Raise `HttpError` if the request is refused.
+
+    `tokens`: an estimate for prompt and answer, for the bounds of the queue. Refused are malformed X-Teola headers
+    (400),
+    requests beyond a limit of the key or the queue (429), and all while the server drains (503).
+    """
     caller, headers = caller_of(request), request_headers_of(request)
     session = service_of(request).begin_session(request.scope["teola.request_id"], caller, headers, model, tokens)
     request.scope["teola.session"] = session
@@ -171,6 +179,12 @@ class SessionStream(StreamingResponse):
     def __init__(
         self, session: RequestSession, first: str | None, events: AsyncIterator[str], failed: Callable[[HttpError], str]
     ) -> None:
+        """Prepare the stream. Its headers keep proxies from storing or buffering it.
+
+        `first`: the event that was read before the answer began; None if there was none. `failed`: writes an error that
+        comes
+        later as the last event.
+        """
         self._session, self._events = session, events
         headers = {**session_headers(session), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._lines(first, failed), media_type="text/event-stream", headers=headers)
@@ -228,6 +242,10 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     assert task is not None
 
     def leave(_: object) -> None:
+        """Cancel the request's task, and note that it was the client's leaving that did so.
+
+        Called on the loop when the connection has ended while the work runs.
+        """
         nonlocal has_left
         has_left = True
         task.cancel()

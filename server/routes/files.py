@@ -40,7 +40,11 @@ _SCHEMA = {
 
 
 def _documents_and_caller(request: Request) -> tuple[Documents, Caller]:
-    """Return the documents and the caller, who is identified before the request's body is read."""
+    """Return the documents and the caller, who is identified before the request's body is read.
+
+    Raise `HttpError` (401) for a missing or unknown key, so that nobody without a key can make the server read an
+    upload.
+    """
     documents: Documents = request.app.state.documents
     return documents, service_of(request).caller(request.headers)
 

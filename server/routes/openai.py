@@ -102,6 +102,10 @@ async def _chat_events(model: ChatModel, body: ChatRequest, session: RequestSess
 
 
 async def _carried_events(model: CarriedEngine, body: ChatRequest, session: RequestSession) -> AsyncIterator[str]:
+    """Yield a carried engine's chunks as server-sent events, ending with `[DONE]`.
+
+    They are the chunks of the server behind the engine, unchanged but for the model's name and an unwanted usage.
+    """
     async for chunk in model.chunks(body, session):
         yield event(chunk)
     yield DONE
@@ -144,7 +148,12 @@ async def _completion_events(
 async def _texts(
     request: Request, model: Model, requested_name: str, input: str | Sequence[Any], param: str
 ) -> list[str]:
-    """Return the texts of an input that may be token ids. Raise `HttpError`."""
+    """Return the texts of an input that may be token ids. Raise `HttpError`.
+
+    Token ids are decoded by the encoding that the settings name for the model, under the name that the client used or
+    its
+    own. `param` names the field in errors.
+    """
     names = list(dict.fromkeys((requested_name, model.name)))
     return await service_of(request).token_ids.texts(input, param, names)
 
@@ -191,7 +200,10 @@ async def _embed(
 
 
 def _estimate_usage(session: RequestSession, texts: Sequence[str]) -> dict[str, int]:
-    """Charge the session for texts: engines do not count their tokens, so four characters count as one."""
+    """Charge the session for texts: engines do not count their tokens, so four characters count as one.
+
+    Return the estimate in OpenAI's form of usage. Each text costs at least one token.
+    """
     tokens = sum(max(1, len(text) // 4) for text in texts)
     session.add_cost(tokens)
     return {"prompt_tokens": tokens, "total_tokens": tokens}

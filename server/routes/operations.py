@@ -47,7 +47,11 @@ def metrics(request: Request) -> Response:
 
 
 def operators_only(request: Request) -> None:
-    """Raise `HttpError` for a key that is no operator's."""
+    """Raise `HttpError` for a key that is no operator's.
+
+    The status is 403, or 401 for a missing or unknown key. A server without keys lets everybody pass: only this machine
+    reaches it.
+    """
     service = service_of(request)
     if service.settings.keys and not service.caller(request.headers).key.operator:
         hint = "give a key whose settings say operator: true"

@@ -90,6 +90,7 @@ def batch_mates(service: Service, query: LiveQuery, trace: QueryTrace) -> Iterab
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in HTML, with all texts escaped. It scrolls on its own where it is wider than the page."""
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -146,7 +147,10 @@ class Tickets:
         self._tickets = {ticket: entry for ticket, entry in self._tickets.items() if entry[0] != tenant}
 
     def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
-        """Return the tenant and the id of the query; None for a ticket that is used, expired or unknown."""
+        """Return the tenant and the id of the query; None for a ticket that is used, expired or unknown.
+
+        The ticket is used up by this call. `now`: seconds on the clock that `new` was called with.
+        """
         tenant, id, until = self._tickets.pop(ticket, ("", "", 0.0))
         return (tenant, id) if until > now else None
 

@@ -67,7 +67,11 @@ async def _read_form(request: Request) -> Any:
 
 
 async def _form_document(value: UploadFile | str) -> dict[str, Any]:
-    """Return a file or text of a form as a document in JSON, as a submission without a form would have it."""
+    """Return a file or text of a form as a document in JSON, as a submission without a form would have it.
+
+    A text is the document itself. A file becomes base64 with its name and declared content type; it is read whole into
+    memory, within the limits of the request's size.
+    """
     if isinstance(value, str):
         return {"text": value}
     data = base64.b64encode(await value.read()).decode()

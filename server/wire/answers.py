@@ -75,7 +75,10 @@ class Answer:
     """The stop string at which the text ends; empty if it ends otherwise or the engine does not report it."""
 
     def message(self) -> dict[str, Any]:
-        """Return the answer as the assistant's message of a chat, in OpenAI's form."""
+        """Return the answer as the assistant's message of a chat, in OpenAI's form.
+
+        The content is null, not empty, for an answer that only calls tools, as OpenAI's API has it.
+        """
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.calls:
             message["tool_calls"] = [call.to_json() for call in self.calls]
@@ -118,7 +121,12 @@ def chat_completion(answers: Sequence[Answer], model: str) -> dict[str, Any]:
 
 
 def app_data(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return what apps add to their answers under the name `teola`; nothing if they add nothing."""
+    """Return what apps add to their answers under the name `teola`; nothing if they add nothing.
+
+    It is merged into the body of a reply, where OpenAI's clients keep fields that they do not know. Of several answers
+    the
+    last one's value of a name counts.
+    """
     more = {key: value for answer in answers for key, value in answer.more.items()}
     return {"teola": more} if more else {}
 
@@ -152,6 +160,10 @@ class ChatChunks:
         return chunks
 
     def end(self) -> list[dict[str, Any]]:
+        """Return the last chunk of the stream, with the tokens of all choices; none if the client did not ask for it.
+
+        Call it after the last delta: usage is known only then.
+        """
         if not self._usage:
             return []
         return [{**self._base, "choices": [], "usage": usage_of(self._ends, len(self._ends)).to_json()}]
@@ -165,7 +177,11 @@ class ChatChunks:
 
 
 def completion(answers: Sequence[Answer], model: str, n: int) -> dict[str, Any]:
-    """Return the body of `n` answers to each prompt in turn."""
+    """Return the body of `n` answers to each prompt in turn.
+
+    `answers` has the choices of the first prompt, then those of the second, and so on; the usage counts each prompt
+    once.
+    """
     choices = [{"index": i, "text": a.text, "logprobs": None, "finish_reason": a.finish} for i, a in enumerate(answers)]
     base = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": model}
     return {**base, "choices": choices, "usage": usage_of(answers, n).to_json()}

@@ -40,7 +40,12 @@ _NO_SERVER_TOOLS = "give tools of your own, with name and input_schema"
 
 
 def speaks_anthropic(path: str, headers: Mapping[str, str]) -> bool:
-    """Return True if a request gets Anthropic's form: one for a message, or one for models that names its version."""
+    """Return True if a request gets Anthropic's form: one for a message, or one for models that names its version.
+
+    `/v1/models` is an address of both protocols; there the header `anthropic-version` decides, which Anthropic's
+    clients
+    send. Errors are written in the same form.
+    """
     is_message = path == _ADDRESS or path.startswith(f"{_ADDRESS}/")
     return is_message or (path.startswith("/v1/models") and "anthropic-version" in headers)
 
@@ -287,7 +292,10 @@ class MessageWriter:
         }
 
     def to_json(self, answer: Answer) -> dict[str, Any]:
-        """Return the whole message. Raise `EngineError` for calls whose arguments are no JSON object."""
+        """Return the whole message. Raise `EngineError` for calls whose arguments are no JSON object.
+
+        A call that is cut off because the answer has reached its limit of tokens is left out instead.
+        """
         texts = [{"type": "text", "text": answer.text}] if answer.text else []
         calls = [block for call in answer.calls if (block := self._call_block(call, answer)) is not None]
         end = {"stop_reason": _stop_reason(answer), "stop_sequence": answer.stop_sequence or None}
@@ -339,7 +347,10 @@ class MessageWriter:
         return event(to_anthropic(error, self._request_id)[1], "error")
 
     def _begin_block(self, block: dict[str, Any]) -> Iterator[str]:
-        """Yield the event that begins a content block; after the first one also a ping, as Anthropic's API sends it."""
+        """Yield the event that begins a content block; after the first one also a ping, as Anthropic's API sends it.
+
+        The caller yields the block's deltas and its end; until then `_next_index - 1` is the index of the block.
+        """
         yield _event("content_block_start", index=self._next_index, content_block=block)
         if self._next_index == 0:
             yield _event("ping")
@@ -354,7 +365,12 @@ def _event(kind: str, /, **fields: Any) -> str:
 
 
 def _stop_reason(answer: Answer) -> str:
-    """Return why a message ends, by Anthropic's name of the reason."""
+    """Return why a message ends, by Anthropic's name of the reason.
+
+    An answer with calls ends with `tool_use` also where the engine's server reports a plain end, as some do if the
+    request
+    demanded a call.
+    """
     if answer.stop_sequence:
         return "stop_sequence"
     reason = _STOP_REASONS.get(answer.finish, "end_turn")
@@ -390,6 +406,9 @@ def model_info(name: str, created: int, details: Mapping[str, Any]) -> dict[str,
 
 
 def model_page(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return all models, as the only page of the list."""
+    """Return all models, as the only page of the list.
+
+    The form is Anthropic's. The ids of the first and last model are None if the key may ask none.
+    """
     first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
     return {"data": list(models), "has_more": False, "first_id": first, "last_id": last}

@@ -184,6 +184,10 @@ class ChatRequest(Generating):
 
 
 def _length(content: str | list[dict[str, Any]] | None) -> int:
+    """Return about how many characters a message's content has.
+
+    A part without text, such as an image, counts as 256. The number only bounds the queue.
+    """
     if content is None or isinstance(content, str):
         return len(content or "")
     return sum(len(text) if isinstance(text := part.get("text"), str) else 256 for part in content)
@@ -224,14 +228,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def has_no_effect(name: str, value: Any) -> bool:
-    """Return True if a value of a parameter in `UNSUPPORTED` changes no answer. The number 0 is not False."""
+    """Return True if a value of a parameter in `UNSUPPORTED` changes no answer. The number 0 is not False.
+
+    Clients often send defaults explicitly; such a request is accepted, and any other value refused. Raise `KeyError`
+    for a
+    name that is not in `UNSUPPORTED`.
+    """
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in UNSUPPORTED[name]
     )
 
 
 def to_chat(data: Any, protocol: str = "OpenAI") -> ChatRequest:
-    """Return the chat that the JSON `data` is. Raise `HttpError`, which names the protocol, for what is no chat."""
+    """Return the chat that the JSON `data` is. Raise `HttpError`, which names the protocol, for what is no chat.
+
+    The error (400) names the first field that is wrong. Other protocols are translated into a chat before this.
+    """
     try:
         return ChatRequest.model_validate(data)
     except ValidationError as error:
