@@ -30,6 +30,12 @@ class TeolaError(Exception):
     """Base of all errors of this package. `str()` gives the message and the hint."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        """Create the error.
+
+        Args:
+            message: What went wrong, with the names and values that matter.
+            hint: What the user can do about it; empty if nothing is known.
+        """
         super().__init__(message)
         self.message = message
         self.hint = hint

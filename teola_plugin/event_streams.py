@@ -86,6 +86,10 @@ class EventStreamParser:
         return None  # comments have an empty name; unknown fields are skipped
 
     def _complete_event(self) -> ServerSentEvent | None:
+        """Return the event whose lines have been read; None if it has no data, as the rules for event streams say.
+
+        The lines are forgotten; the last event id stays, and counts for later events without an id.
+        """
         data, self._data = self._data, []
         type, self._type = self._type, ""
         return ServerSentEvent("\n".join(data), type or "message", self._last_event_id) if data else None

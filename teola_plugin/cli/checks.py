@@ -147,6 +147,10 @@ def _requirements_on(name: str, package: Package) -> Iterator[tuple[str, str]]:
 
 
 def _satisfies(version: str, version_range: str) -> bool:
+    """Return True if a version lies in a version range of a package's metadata, such as `>=1.2,<2`.
+
+    Pre-releases within the range are accepted.
+    """
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(version_range).contains(version, prereleases=True)
@@ -274,7 +278,11 @@ def check_port() -> Check:
 
 
 def check_cores() -> Check:
-    """Count the CPU cores that this process may use."""
+    """Count the CPU cores that this process may use.
+
+    One core gives a warning. The count is that of the process's affinity mask, where the system has one, and of the
+    machine otherwise.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if count < 2:
         return Check("CPU", "warning", "1 core", "without a GPU engines take turns on it: expect no gain")
@@ -347,7 +355,11 @@ def _data_folders() -> dict[str, Path]:
 
 
 def check_environment() -> Iterator[Check]:
-    """Check the environment variables that change what we do."""
+    """Check the environment variables that change what we do.
+
+    Yield a warning if `TEOLA_DISABLE` is set to anything but an empty text or 0, and nothing otherwise: with it,
+    `accelerate()` returns the user's object unchanged.
+    """
     if os.environ.get("TEOLA_DISABLE", "") not in ("", "0"):
         yield Check("TEOLA_DISABLE", "warning", "is set: accelerate() gives back what it gets", "unset TEOLA_DISABLE")
 

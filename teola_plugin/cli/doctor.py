@@ -90,7 +90,10 @@ def diagnose(*, imports: bool = True) -> Diagnosis:
 
 
 def worst_status(results: Sequence[Check]) -> str:
-    """Return the worst status of all checks."""
+    """Return the worst status of all checks.
+
+    It is `problem` if there is one, else `warning` if there is one, else `ok`, also without any checks.
+    """
     statuses = {check.status for check in results}
     return next((status for status in ("problem", "warning") if status in statuses), "ok")
 
@@ -218,7 +221,10 @@ def _build_of(package: Package) -> str:
 
 
 def _version_text(feature: Feature) -> str:
-    """Return the version of a feature's first package, and for vLLM the device that its build is for."""
+    """Return the version of a feature's first package, and for vLLM the device that its build is for.
+
+    Call it for a feature whose first package is installed: there is no version otherwise.
+    """
     package = package_of(feature.modules[0])
     name, version = next(iter(installed_versions(package).items()))
     device = {"CPU": ", on the CPU", "CUDA": ", on GPUs"}[_build_of(package)] if feature.name == "vLLM" else ""

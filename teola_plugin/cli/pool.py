@@ -40,12 +40,20 @@ def add_pool(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> Any:
+    """Add a subcommand to the command line and return its parser, to which the caller adds the options.
+
+    `run` is stored in the parsed arguments as `run`; the subcommand's description is `text` as a sentence.
+    """
     parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_address(parser: Any, *, with_pool: bool = True) -> None:
+    """Add the option for the address of a Ray cluster and, with `with_pool`, the one for a pool's name to a parser.
+
+    Both may be left out by the user: the cluster is then one of the pool's own on this machine, the pool `default`.
+    """
     parser.add_argument("--address", help="the Ray cluster, host:port (default: one of its own on this machine)")
     if with_pool:
         parser.add_argument("--pool", default="default", help="the pool's name (default: default)")

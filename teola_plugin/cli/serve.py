@@ -98,7 +98,10 @@ def _config(path: str) -> ServiceConfig:
 
 
 def require_packages() -> None:
-    """Raise `EngineUnavailable` if the extra is not installed."""
+    """Raise `EngineUnavailable` if the extra is not installed.
+
+    The message names the first package that is missing. Packages are looked for, but not imported.
+    """
     for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
         if find_spec(name) is None:
             raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))

@@ -80,7 +80,10 @@ def _take_queued(queue: asyncio.Queue[Result | None], batch: list[Result], start
 
 
 def joined(before: Result | None, after: Result) -> Piece | None:
-    """Return two pieces of one request as one; None if they are not such pieces, or hold more than text."""
+    """Return two pieces of one request as one; None if they are not such pieces, or hold more than text.
+
+    The caller makes sure that both belong to one request. A subclass of `Piece` is never joined, since it holds more.
+    """
     if type(before) is Piece and type(after) is Piece:
         return Piece(after.request_id, before.text + after.text, before.tokens + after.tokens)
     return None

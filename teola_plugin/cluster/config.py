@@ -104,6 +104,8 @@ class EngineConfig(BaseModel):
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, value: str) -> str:
+        """Return the name of a batch policy. Raise ValueError, which pydantic reports for the field, if there is none
+        of it."""
         if value not in POLICIES:
             raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
         return value
@@ -111,6 +113,10 @@ class EngineConfig(BaseModel):
     @field_validator("drafts")
     @classmethod
     def _normalize_drafts(cls, value: Any) -> Any:
+        """Check the setting of drafts and return it, with `off` in place of False: YAML reads a bare `off` as False.
+
+        Raise ValueError if the value does not describe drafts. None stays None.
+        """
         if value is not None:
             _check_drafts_value(value)
         return "off" if value is False else value
@@ -118,6 +124,10 @@ class EngineConfig(BaseModel):
     @field_validator("replicas", "cpus", "gpus", "max_queued", mode="before")
     @classmethod
     def _check_numbers(cls, value: Any) -> Any:
+        """Refuse True and False where a number is expected: pydantic would read them as 1 and 0.
+
+        Raise ValueError, which pydantic reports for the field.
+        """
         if isinstance(value, bool):
             raise ValueError("it must be a number")
         return value
@@ -125,6 +135,8 @@ class EngineConfig(BaseModel):
     @field_validator("cores", mode="before")
     @classmethod
     def _check_cores(cls, value: Any) -> Any:
+        """Return the CPU cores of each replica as a tuple of texts. Raise ValueError if the value is not a list of
+        them."""
         if not isinstance(value, list | tuple):
             raise ValueError('it must be a list with one text for each replica, e.g. ["0-3", "4-7"]')
         return tuple(map(_checked_cores, value))
@@ -176,7 +188,11 @@ class EngineConfig(BaseModel):
 
     @property
     def memory_share(self) -> float | None:
-        """The share of a card's memory that is set for each replica; None if none is."""
+        """The share of a card's memory that is set for each replica; None if none is.
+
+        vLLM has it among its `engine_args`, the other kinds of engines have it among their `options`. 1.0 is a whole
+        card.
+        """
         share = (self.engine_args if self.kind == "vllm" else self.options).get("gpu_memory_utilization")
         return float(share) if isinstance(share, int | float) else None
 
@@ -256,6 +272,7 @@ _REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every se
 
 
 def _syntax_error(source: str, error: yaml.YAMLError) -> str:
+    """Return the message for a YAML text that cannot be parsed: its source, the line (from 1) and the problem."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"{source}, line {mark.line + 1 if mark else 1}: {problem}."

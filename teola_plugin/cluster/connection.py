@@ -147,6 +147,10 @@ def actor(name: str) -> Any:
 
 
 def was_restarted() -> bool:
-    """Return True if Ray made this actor again after it was lost."""
+    """Return True if Ray made this actor again after it was lost.
+
+    A host that was restarted goes on with one replica at first, since the cluster may have shrunk; a new one needs all.
+    Return False outside of a Ray cluster.
+    """
     ray = ensure_ray()
     return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)

@@ -51,6 +51,10 @@ class RayBatch:
         self.ref = ref
 
     def __reduce__(self) -> Any:
+        """Pickle the batch as an index into the list of references that travels with its parcel.
+
+        Raise LookupError outside of `collecting_refs`, since Ray must see the references to count them.
+        """
         refs = _refs.get()
         refs.append(self.ref)
         return _ray_batch, (len(refs) - 1,)
@@ -106,7 +110,10 @@ def remote_values_in(payload: Any) -> list[RayValue]:
 
 
 def with_values(payload: Any, fetched: Mapping[RayValue, Any]) -> Any:
-    """Return the payload with the fetched values in place of remote ones."""
+    """Return the payload with the fetched values in place of remote ones.
+
+    Raise KeyError if a remote value is not among the fetched ones.
+    """
     values = {f.name: fetched[v] for f in fields(payload) if isinstance(v := getattr(payload, f.name), RayValue)}
     return replace(payload, **values)
 
@@ -132,7 +139,10 @@ async def fetch_inputs(batch: Sequence[Request]) -> tuple[list[Request], list[Fa
 
 
 async def fetch(remote_values: Iterable[RayValue]) -> dict[RayValue, Any]:
-    """Return the values, by their references; lost ones are left out."""
+    """Return the values, by their references; lost ones are left out.
+
+    Each batch is read once, and all are read at the same time. Call it on a loop.
+    """
     requested = list(remote_values)
     refs = list({value.batch.ref for value in requested})
     batches = dict(zip(refs, await asyncio.gather(*map(_read, refs)), strict=True))
@@ -159,6 +169,8 @@ async def fetch_or_remake(remote_values: Sequence[RayValue]) -> dict[RayValue, A
 
 
 async def _remake(remote_value: RayValue) -> Any:
+    """Compute a lost value again and return it. Raise `EngineUnavailable`, retryable, for one that cannot be made
+    again."""
     if remote_value.remake is None:
         raise EngineUnavailable("a value of the shared pool is lost.", retryable=True, hint="ask again")
     return await remote_value.remake()

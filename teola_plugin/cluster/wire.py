@@ -196,7 +196,11 @@ Parcel = bytes | tuple[bytes, list[Any]]
 
 
 def pack(messages: Sequence[Any]) -> Parcel:
-    """Return one parcel. Raises what `pickle` raises for values that cannot be pickled."""
+    """Return one parcel. Raises what `pickle` raises for values that cannot be pickled.
+
+    A parcel is the pickled bytes alone or, if the messages hold batches in Ray's object store, a pair of the bytes and
+    the references to them.
+    """
     refs: list[Any] = []
     with collecting_refs(refs):
         body = pickle.dumps(list(messages), protocol=5)

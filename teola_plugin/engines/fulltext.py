@@ -245,6 +245,10 @@ async def _prepare(conn: Connection, corpus: str, chunks: Sequence[Chunk], langu
 
 
 def _row(corpus: str, number: int, chunk: Chunk, language: str) -> tuple[Any, ...]:
+    """Return the parameters of the statement that inserts one document; `number` is its position in the corpus.
+
+    The language comes once for the title and once for the text, since PostgreSQL gives their words different weights.
+    """
     metadata = json.dumps(dict(chunk.metadata))
     title = str(chunk.metadata.get("title", ""))
     return corpus, chunk.id, number, chunk.text, metadata, language, title, language, chunk.text
@@ -341,7 +345,10 @@ def to_chunks(documents: Iterable[Any]) -> tuple[Chunk, ...]:
 
 
 def digest(chunks: Iterable[Chunk], language: str) -> str:
-    """Return a digest of documents, which is equal for equal ones."""
+    """Return a digest of documents, which is equal for equal ones.
+
+    It is 32 hex digits of SHA-256 over the language and each document's id, text and metadata, in their order.
+    """
     content_hash = hashlib.sha256(language.encode())
     for chunk in chunks:
         content_hash.update(json.dumps([chunk.id, chunk.text, chunk.metadata], sort_keys=True, default=str).encode())

@@ -74,7 +74,11 @@ def llm(model: LlmSize, card: Card, cards: int = 1) -> EngineProfile:
 
 
 def machine(model: LlmSize, card: Card, cards: int = 1) -> dict[str, EngineProfile]:
-    """Return the profiles of an LLM on these cards, an embedder and a reranker on one such card each, and pgvector."""
+    """Return the profiles of an LLM on these cards, an embedder and a reranker on one such card each, and pgvector.
+
+    The LLM's profile is computed; embedder and reranker are measured ones of an RTX 3090, scaled by throughput. That of
+    pgvector, which uses no card, stays.
+    """
     base = profiles.rtx3090()
     share = RTX_3090.throughput / card.throughput
     faster = {name: replace(base[name], curves=_faster(base[name], share)) for name in ("embedder", "reranker")}

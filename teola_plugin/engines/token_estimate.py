@@ -23,7 +23,12 @@ class TokenEstimate:
         return max(1, round(len(text) / self._characters))
 
     def learn(self, payload: Generate, prompt_tokens: int) -> None:
-        """Correct the ratio by an answer that reports `prompt_tokens`."""
+        """Correct the ratio by an answer that reports `prompt_tokens`.
+
+        Prompts of fewer than 32 tokens are ignored. The newest answer has a weight of 0.2, and counts as half a
+        character
+        per token at least.
+        """
         if prompt_tokens >= _LEAST:
             seen = len(payload.prompt.flat()) / prompt_tokens
             self._characters += _WEIGHT * (max(0.5, seen) - self._characters)

@@ -30,7 +30,10 @@ class ToolFunction:
     read_only: bool = False
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function and return its value. Blocks; an async function runs on a loop of its own."""
+        """Call the function and return its value. Blocks; an async function runs on a loop of its own.
+
+        Raises what the function raises. Call it on a thread without a running loop.
+        """
         value = self.function(**arguments)
         return asyncio.run(_await_value(value)) if inspect.isawaitable(value) else value
 

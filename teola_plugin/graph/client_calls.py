@@ -58,7 +58,10 @@ SHORT = 16_384
 
 
 def on_loop(call: _Call) -> _Call:
-    """Mark a function that is quick for any argument and runs no code but ours."""
+    """Mark a function that is quick for any argument and runs no code but ours.
+
+    The runtime calls a function with this mark on the pool's loop, which must never block, rather than on a thread.
+    """
     call.teola_on_loop = True  # type: ignore[attr-defined]
     return call
 

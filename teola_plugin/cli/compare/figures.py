@@ -68,7 +68,10 @@ def summarize_runs(
 
 
 def group_by_variant(runs: Iterable[TimedRun], *, streams: bool = False) -> dict[str, list[TimedRun]]:
-    """Return the runs by variant, in the order of `VARIANTS`: those of streams, or those of whole calls."""
+    """Return the runs by variant, in the order of `VARIANTS`: those of streams, or those of whole calls.
+
+    Variants without runs are left out. `streams`: True selects the runs that read a stream.
+    """
     selected = [run for run in runs if (run.variant in STREAMS) == streams]
     return {variant: group for variant in VARIANTS if (group := _runs_of(selected, variant))}
 
@@ -218,7 +221,10 @@ def time_ratio(
 
 
 def _bootstrap(ratios: Sequence[float]) -> TimeRatio:
-    """Return the median and its interval by resampling the pairs; the same ratios always give the same interval."""
+    """Return the median and its interval by resampling the pairs; the same ratios always give the same interval.
+
+    The interval holds the middle 95 % of the medians of resampled pairs. `ratios` must not be empty.
+    """
     generator = random.Random(_SEED)  # no secret is drawn
     medians = sorted(median(generator.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     low, high = medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES) - 1]

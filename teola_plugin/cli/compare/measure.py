@@ -61,7 +61,10 @@ class TokenCount:
             self.calls += 1
 
     def add_tokens(self, tokens_in: int, tokens_out: int, *, is_first: bool) -> None:
-        """Add tokens that a call reports; `is_first`: it has reported none before."""
+        """Add tokens that a call reports; `is_first`: it has reported none before.
+
+        May be called from any thread.
+        """
         with self._lock:
             self.reported_calls += is_first
             self.tokens_in += tokens_in
@@ -207,7 +210,12 @@ async def _time_first_chunk(entries: Entries, obj: Any, value: Any, start: float
 
 
 def variants_of(*, sync: bool = True, streams: bool) -> tuple[str, ...]:
-    """Return the variants of an object, in the order in which they are shown: `sync` and `streams` say what it has."""
+    """Return the variants of an object, in the order in which they are shown: `sync` and `streams` say what it has.
+
+    Args:
+        sync: False leaves out the variants that call sync methods.
+        streams: False leaves out the variants that read a stream.
+    """
     without = (*(() if sync else (SYNC, FAST_SYNC)), *(() if streams else STREAMS))
     return tuple(variant for variant in VARIANTS if variant not in without)
 

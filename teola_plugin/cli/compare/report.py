@@ -169,6 +169,10 @@ def _verdict_text(best: Mapping[str, Any]) -> str:
 
 
 def _ratio_text(ratio: Mapping[str, Any]) -> str:
+    """Return a ratio of times with the ends of its interval and the number of pairs that it was computed from.
+
+    With fewer than `FEWEST_PAIRS` pairs there is no interval: the text then says that they are too few.
+    """
     if ratio["pairs"] < FEWEST_PAIRS:
         return f"{ratio['ratio']:.2f} ({ratio['pairs']} pairs, too few)"
     return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['pairs']} pairs)"

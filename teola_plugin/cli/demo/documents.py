@@ -39,6 +39,10 @@ def join_lines(text: str) -> str:
 
 
 def _text_files(path: Path) -> list[Path]:
+    """Return the readable files in a folder and the folders within it, sorted by path; for a file, that file alone.
+
+    Of a folder, only text, Markdown, reStructuredText, HTML and Python files count, by their suffix.
+    """
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.suffix in {".txt", ".md", ".rst", ".html", ".py"})
     return [path]

@@ -83,7 +83,10 @@ class Report:
 
 
 def ratio_text(plain_s: float, accelerated_s: float) -> str:
-    """Return the ratio in words, e.g. `1.14x faster`."""
+    """Return the ratio in words, e.g. `1.14x faster`.
+
+    Both times are in seconds, and `accelerated_s` is above 0. Ratios from 0.98 to 1.02 count as equally fast.
+    """
     ratio = plain_s / accelerated_s
     if 0.98 <= ratio <= 1.02:
         return f"as fast ({ratio:.2f}x)"

@@ -86,12 +86,22 @@ class ApiServer:
         )
 
     def reset(self) -> None:
-        """Empty the server's prefix cache."""
+        """Empty the server's prefix cache.
+
+        vLLM has this endpoint in its development mode only. Blocks. Raises `urllib.error.URLError` if the server
+        refuses or
+        cannot be reached.
+        """
         request = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
         urllib.request.urlopen(request, timeout=30).close()
 
     def metric(self, name: str) -> float:
-        """Return the value of a counter of vLLM, summed over its labels."""
+        """Return the value of a counter of vLLM, summed over its labels.
+
+        Return 0 if the server reports no counter of that name. Blocks. Raises `urllib.error.URLError` if the server
+        cannot
+        be reached.
+        """
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
             lines = answer.read().decode().split("\n")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))

@@ -66,7 +66,10 @@ class SimulatedApp:
 
     @staticmethod
     def parse(text: str, inputs: Mapping[str, str]) -> SimulatedApp:
-        """Parse `[NAME=]module:function`. `inputs` are files by app name; that of `""` is for all other apps."""
+        """Parse `[NAME=]module:function`. `inputs` are files by app name; that of `""` is for all other apps.
+
+        Without a NAME, the app has the name of the function. Its file of inputs is an empty text if none was given.
+        """
         name, equals, factory = text.rpartition("=")
         name = name if equals else factory.partition(":")[2] or factory
         return SimulatedApp(name, factory, inputs.get(name, inputs.get("", "")))

@@ -79,6 +79,12 @@ class ClusterRuntime(LocalRuntime):
             task.cancel()
 
     def _host_was_lost(self) -> None:
+        """Have every shared engine's port send those requests again that the lost host was to forward to its engine.
+
+        A port calls this when another host has taken the place of its engine's. A host takes a request once, so that
+        one
+        that was forwarded before the loss is not computed twice.
+        """
         for port in self._ports.values():
             if isinstance(port, SharedPort):
                 port.resend()
@@ -97,6 +103,7 @@ class ClusterRuntime(LocalRuntime):
             await self._host(name).reset.remote()
 
     async def aforget(self, tenant: str) -> None:
+        """Forget a tenant's queries in this process, and have each shared engine's host forget its requests, too."""
         self._forget_queries(tenant)
         for name in self._shared:
             await self._host(name).forget.remote(tenant)

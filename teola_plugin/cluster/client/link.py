@@ -197,7 +197,10 @@ class _InOrder:
         self._out_of_order: dict[int, list[RequestEvent]] = {}
 
     def take(self, number: int, events: list[RequestEvent]) -> None:
-        """Accept the events of parcel `number`, and deliver all parcels that are now next in line."""
+        """Accept the events of parcel `number`, and deliver all parcels that are now next in line.
+
+        `number` counts parcels from 1. Parcels that come too soon wait here for the missing ones.
+        """
         self._out_of_order[number] = events
         while (ready := self._out_of_order.pop(self._next, None)) is not None:
             self._next += 1

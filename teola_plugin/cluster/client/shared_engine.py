@@ -87,12 +87,19 @@ class SharedEngine:
         return self.facts.versions
 
     def __getattr__(self, name: str) -> Any:
+        """Return a setting that the engine's host has reported, as if it were an attribute of a local engine.
+
+        Raise AttributeError for a name that begins with an underscore, and for one that is not among the settings.
+        """
         if not name.startswith("_") and name in self.facts.settings:
             return self.facts.settings[name]
         raise AttributeError(f"engine {self.__dict__.get('name')!r} of the shared pool has no {name!r} here")
 
     def prompt_of(self, role: str) -> str:
-        """Return the text that an embedding engine puts before a text of that role."""
+        """Return the text that an embedding engine puts before a text of that role.
+
+        Return an empty text if the host reported no prefix for that role.
+        """
         prompts: Mapping[str, str] = self.facts.settings.get("role_prompts", {})
         return prompts.get(role, "")
 

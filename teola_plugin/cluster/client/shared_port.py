@@ -214,6 +214,7 @@ class SharedPort(ForwardingPort):
         return entry.request.id in self._unfinished
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
+        """Mark requests as cancelled, and send the engine's host the order to cancel them, without waiting for it."""
         for entry in entries:
             entry.is_cancelled = True
         self._link.send(Cancel(tuple(entry.request.id for entry in entries)))
@@ -348,6 +349,7 @@ class SharedPort(ForwardingPort):
                 self._end(entry, None, self._unrepeatable())
 
     def _fail_all(self, reason: BaseException) -> None:
+        """Fail all unfinished requests with this reason, and from now on every new one as soon as it is enqueued."""
         self._down_reason = reason
         for entry, _ in self._unfinished:
             self._end(entry, None, reason)

@@ -165,6 +165,10 @@ def _constant(profile: EngineProfile, seconds: float) -> EngineProfile:
 
 
 def _by_factory(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
+    """Build an engine by the user's own `factory`, which is called with the engine's name and its `options`.
+
+    Raise ConfigError if the factory cannot be imported on this node, and whatever the factory itself raises.
+    """
     factory = _imported(name, "factory", str(spec["factory"]))
     engine: Engine = factory(name, **spec["options"])
     return engine

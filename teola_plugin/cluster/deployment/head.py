@@ -69,6 +69,10 @@ def start_head(pool: str, host: str = "") -> Head:
 
 
 def _make_token(pool: str) -> str:
+    """Create the file with the token of a pool's cluster and return its path; empty if no file is needed.
+
+    None is needed where no token is wanted, and where the user has set one.
+    """
     return (
         str(token.create_file(folder() / f"{pool}.token")) if token.is_wanted() and not token.is_set_by_user() else ""
     )
@@ -98,7 +102,10 @@ def prepare(settings: Any, head: bool) -> None:
 
 
 def _log_texts(log: Path, process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Yield the text of the log so far, again and again, while the process lives."""
+    """Yield the text of the log so far, again and again, while the process lives.
+
+    It is read ten times a second, for `HEAD_SECONDS` (60 s) at most. Blocks between two reads.
+    """
     deadline = time.monotonic() + HEAD_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         yield log.read_text(errors="replace")

@@ -44,16 +44,20 @@ class DeploymentRecord:
 
     @classmethod
     def every(cls) -> Iterator[DeploymentRecord]:
+        """Yield the records in the folder of records, by file name; skip files that hold no valid record."""
         for path in sorted(folder().glob("*.json")):
             if (record := cls._of(path)) is not None:
                 yield record
 
     def write(self) -> None:
+        """Write the record as JSON to its file, in place of an earlier one of that name; make the folder if it is
+        missing."""
         path = self.path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self)) + "\n")
 
     def forget(self) -> None:
+        """Delete the record's file, and that of its token if it has one. Do nothing where a file is gone already."""
         self.path(self.name).unlink(missing_ok=True)
         if self.token:
             Path(self.token).unlink(missing_ok=True)
@@ -64,7 +68,10 @@ def folder() -> Path:
 
 
 def address_of(pool: str, address: str | None = None) -> str | None:
-    """Return the given address, or that of the pool if it was started on this machine; None if neither is known."""
+    """Return the given address, or that of the pool if it was started on this machine; None if neither is known.
+
+    If `TEOLA_ADDRESS` is set, no record is read and `address` is returned as it is, even if it is None.
+    """
     if address or os.environ.get(ADDRESS):
         return address
     record = DeploymentRecord.read(pool)

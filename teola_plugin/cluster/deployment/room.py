@@ -112,6 +112,11 @@ class _Node:
 
     @classmethod
     def of(cls, resources: Resources) -> _Node:
+        """Return a node from the resources that Ray reports: its whole cards, a part of a card, and all other amounts.
+
+        Ray counts GPUs as one number: 2.5 are two whole cards and half of a third one. Rests below `TOLERANCE` are
+        ignored.
+        """
         full_cards, rest_of_card = divmod(resources.get(GPU, 0.0), 1)
         cards = (1.0,) * int(full_cards) + ((rest_of_card,) if rest_of_card > TOLERANCE else ())
         return cls(cards, tuple(sorted((name, amount) for name, amount in resources.items() if name != GPU)))

@@ -179,7 +179,11 @@ class Clients:
         return client
 
     def of(self, entry: EngineRequest) -> tuple[Client | None, str]:
-        """Return the client that waits for an entry, and the client's id for it."""
+        """Return the client that waits for an entry, and the client's id for it.
+
+        An entry's id has the form `client#greeting|request`. The client is None if it has left, if it has greeted again
+        since, or if it waits for another entry of that id.
+        """
         owner, _, request = entry.request.id.partition("|")
         name, _, greeting = owner.rpartition("#")
         client = self.get(name, int(greeting))

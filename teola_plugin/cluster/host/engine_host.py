@@ -177,6 +177,10 @@ class EngineHost:
 
     @property
     def port(self) -> EnginePort:
+        """The port that schedules the engine's requests on the replicas that are up.
+
+        Raise `EngineUnavailable` before the host has started the engine, and after it was stopped.
+        """
         if self._port is None:
             raise self._unavailable()
         return self._port
@@ -255,7 +259,12 @@ class EngineHost:
                     self._take(sender, order)
 
     async def forwarded(self, client: str, parcel: Parcel) -> None:
-        """Queue followers of primitives of another engine."""
+        """Queue followers of primitives of another engine.
+
+        The host of another engine calls this with orders of type `Submit`: the engines' hosts pass them on to each
+        other, so
+        that a follower need not wait for its client.
+        """
         for order in unpack(parcel):
             self._follow(client, order)
 
@@ -418,7 +427,10 @@ class EngineHost:
     def watch_closely(
         self, every: float = HEALTH_CHECK_INTERVAL_S, patience: float = ANSWER_TIMEOUT_S, silence: float = SILENCE
     ) -> None:
-        """Change the seconds between two health checks, for an answer, and for a sign of life of a client."""
+        """Change the seconds between two health checks, for an answer, and for a sign of life of a client.
+
+        All are in seconds. Tests call this to see a lost replica or client sooner.
+        """
         self._health.every, self._health.patience, self.silence = every, patience, silence
         self._health.begin()
 

@@ -41,6 +41,11 @@ class CacheReports:
             engine.on_prefix_events = self._add_events
 
     def _add_events(self, events: PrefixEvents) -> None:
+        """Collect events of the engine's prefix cache for the next report.
+
+        More than `MAX_EVENTS` (10,000) are replaced by one that says that all prefixes were removed: an unknown prefix
+        counts as not cached, so that the host's picture of the cache stays safe.
+        """
         self._events.extend(events)
         if len(self._events) > MAX_EVENTS:
             self._events = [PrefixesCleared()]
@@ -159,7 +164,10 @@ class ReplicaHost:
                 yield _portable(result)
 
     async def listen(self, request: str) -> None:
-        """Record that somebody reads the request's pieces from now on."""
+        """Record that somebody reads the request's pieces from now on.
+
+        An unknown id is ignored: the request may have ended.
+        """
         if request in self._is_read:
             self._is_read[request] = True
             listen(self.engine, request)

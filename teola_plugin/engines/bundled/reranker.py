@@ -37,7 +37,10 @@ class Shape:
 
 
 def make(folder: Path | str | None = None) -> Path:
-    """Return the folder of the model in the usual Hugging Face layout. Make it unless it exists."""
+    """Return the folder of the model in the usual Hugging Face layout. Make it unless it exists.
+
+    `folder`: None is a folder in the package's cache, with the model's version in its name.
+    """
     target = Path(folder) if folder is not None else cache_folder() / f"tiny-reranker-v{VERSION}"
     return made_once(target, "config.json", _write)
 

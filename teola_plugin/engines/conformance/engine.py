@@ -33,7 +33,10 @@ _MAX_SECONDS = 60.0
 
 
 async def collect(engine: Engine, batch: Sequence[Request]) -> list[Result]:
-    """Return all results of a batch. Raise TimeoutError if the engine does not end it in time."""
+    """Return all results of a batch. Raise TimeoutError if the engine does not end it in time.
+
+    The limit is 60 s. Results come in the order in which the engine ends the requests.
+    """
     async with asyncio.timeout(_MAX_SECONDS):
         return [result async for result in engine.execute(batch)]
 

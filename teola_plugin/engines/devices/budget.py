@@ -184,7 +184,10 @@ def _check(load: _Load) -> None:
 
 
 def _reserved_bytes(load: _Load) -> int:
-    """Return the bytes that must stay free on a card whose LLMs take all that is left."""
+    """Return the bytes that must stay free on a card whose LLMs take all that is left.
+
+    That is a share of `KEPT_FREE` (8 %) of the card; 0 if the card has one engine only, or no LLM that takes the rest.
+    """
     shares = len(load.on) > 1 and any(_takes_what_is_left(demand) for demand in load.on)
     return math.ceil(KEPT_FREE * load.card.total) if shares else 0
 
@@ -213,7 +216,11 @@ def _grant(demand: Demand, loads: Sequence[_Load]) -> Grant:
 
 
 def _open_share(load: _Load, demand: Demand) -> float:
-    """Return the share of an LLM without one: what it needs, and its part of what is left."""
+    """Return the share of an LLM without one: what it needs, and its part of what is left.
+
+    The share is a number from 0 to 1 of the card's total memory, at most `1 - KEPT_FREE`. LLMs without a share on one
+    card divide the rest equally.
+    """
     card, fillers = load.card, [one for one in load.on if _takes_what_is_left(one)]
     spare = max(0.0, load.spare - KEPT_FREE * card.total) / len(fillers)
     return min(1 - KEPT_FREE, (demand.needs + spare) / card.total)

@@ -80,7 +80,10 @@ def why_none() -> str:
 
 
 def release(device: str) -> None:
-    """Give the memory that torch keeps for later back to the card: another engine may want it."""
+    """Give the memory that torch keeps for later back to the card: another engine may want it.
+
+    Does nothing for a device that is no GPU. Memory of tensors that are still referenced is not released.
+    """
     if device.startswith("cuda"):
         cuda().empty_cache()
 
@@ -94,7 +97,11 @@ def device_name(indices: Iterable[int]) -> str:
 
 
 def visible_as(indices: Iterable[int]) -> list[str]:
-    """Return the values of `CUDA_VISIBLE_DEVICES` with which a child process sees these cards only."""
+    """Return the values of `CUDA_VISIBLE_DEVICES` with which a child process sees these cards only.
+
+    `indices` count the cards that this process sees. If `CUDA_VISIBLE_DEVICES` is set here, they are translated to its
+    entries, which may be numbers or UUIDs.
+    """
     visible = os.environ.get(VISIBLE)
     units = [unit.strip() for unit in visible.split(",")] if visible else []
     return [units[index] if index < len(units) else str(index) for index in indices]

@@ -123,7 +123,10 @@ class ForecastRatio:
         """Numbers of right and of expected tokens; later ones count for more."""
 
     def record(self, kind: GuessKind, share: float, guessed: int, right: int) -> None:
-        """Record that `right` of `guessed` tokens were right. Each was expected to be with probability `share`."""
+        """Record that `right` of `guessed` tokens were right. Each was expected to be with probability `share`.
+
+        Earlier records lose weight with each token, so that the ratio follows a change of the texts.
+        """
         right_before, expected_before = self._kinds[kind]
         remaining_weight = _APP_DECAY**guessed
         expected = sum(share**k for k in range(1, guessed + 1))

@@ -70,14 +70,20 @@ class DraftBudget:
         """Steps that the shortest drafts of this step cost."""
 
     def skip_step(self, names: Sequence[str]) -> bool:
-        """Return True if a step of these requests needs no drafts. Counts the step."""
+        """Return True if a step of these requests needs no drafts. Counts the step.
+
+        `names` are the ids of the running requests by row. Return False if they are others than those of the last step.
+        """
         if self._steps_to_skip and self._last is not None and self._last.names == names:
             self._steps_to_skip -= 1
             return True
         return False
 
     def pause(self, names: Sequence[str]) -> int:
-        """Return the number of steps of these requests that need no drafts. They count as made."""
+        """Return the number of steps of these requests that need no drafts. They count as made.
+
+        `names` are the ids of the running requests by row. Return 0 if they are others than those of the last step.
+        """
         if self._last is None or self._last.names != names:
             return 0
         steps, self._steps_to_skip = self._steps_to_skip, 0
@@ -287,7 +293,10 @@ class StepCosts:
         self._undrafted.setdefault(rows, _RunningMedian(seconds)).add(seconds)
 
     def undrafted(self, rows: int) -> float | None:
-        """Return the seconds of a step without drafts; None if unknown for about as many rows."""
+        """Return the seconds of a step without drafts; None if unknown for about as many rows.
+
+        Numbers of rows that round up to the same power of two count as similar; the nearest measured one is used.
+        """
         size = next_power_of_two(rows)
         similar = [rows] if rows in self._undrafted else [n for n in self._undrafted if next_power_of_two(n) == size]
         return self._undrafted[min(similar, key=lambda n: abs(n - rows))].median if similar else None

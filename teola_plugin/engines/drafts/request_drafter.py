@@ -156,7 +156,10 @@ class RequestDrafter:
         return max(0, self._rest - len(self._unread) - 1)
 
     def rests(self, new: Sequence[int]) -> bool:
-        """Return True if no guess need be searched after these tokens. They are then kept for the next `grow`."""
+        """Return True if no draft need be searched after these tokens, which are then kept for the next `grow`.
+
+        Return False, and keep nothing, once the rest is over: the caller then calls `grow` with them.
+        """
         if len(self._unread) + len(new) >= self._rest:
             return False
         self._unread += new

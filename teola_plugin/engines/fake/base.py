@@ -188,6 +188,11 @@ class FakeEngine(ABC):
         run.fail(request_id, error)
 
     async def cancel(self, request_id: str) -> None:
+        """End a request with an error at once. Do nothing for an unknown one, and for any if the engine has the fault
+        `deaf`.
+
+        A deaf engine stands for one that ignores cancellations.
+        """
         run = self._active.get(request_id)
         if run is not None and not self.faults.deaf:
             self._drop(request_id, self._error(f"request {request_id} was cancelled"), run)

@@ -109,7 +109,10 @@ class FakeStore(BatchedFake):
         return sorted(name for name, entry in self._collections.items() if entry.rows)
 
     async def get(self, collection: str, ids: Sequence[str]) -> list[Chunk]:
-        """Return the chunks with these ids, in their order. Unknown ids are left out."""
+        """Return the chunks with these ids, in their order. Unknown ids are left out.
+
+        They are copies: what a caller changes in them does not change the store.
+        """
         rows = self._rows(collection)
         return [_copy_chunk(rows[i][0]) for i in ids if i in rows]
 

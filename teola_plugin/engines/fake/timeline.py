@@ -202,7 +202,11 @@ class Timeline:
         )
 
     def advance(self) -> None:
-        """Handle all events that are due, and set the timer for the next one."""
+        """Handle all events that are due, and set the timer for the next one.
+
+        Call it on the loop after each change. A call from within an event returns at once, since the outer call goes
+        on.
+        """
         if self._advancing:  # a job's end changed the timeline: the outer call continues
             return
         self._catch_up()

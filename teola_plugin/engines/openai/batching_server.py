@@ -375,6 +375,11 @@ class BatchingServer:
         loop.call_at(self._paused_until + 0.001, self._fill_soon)
 
     def _note_success(self) -> None:
+        """Count a request that succeeded, and allow one more connection after as many successes as there are
+        connections.
+
+        The number of connections never exceeds `max_connections`.
+        """
         self._successes += 1
         if self._connections < self._max_connections and self._successes >= self._connections:
             self._connections, self._successes = self._connections + 1, 0

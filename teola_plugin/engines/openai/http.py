@@ -61,7 +61,14 @@ def refusal_in(error: EngineError) -> Refusal | None:
 
 
 def not_started(name: str, *, retryable: bool) -> EngineUnavailable:
-    """Return the error for a request that was not sent because the engine is not started."""
+    """Return the error for a request that was not sent because the engine is not started.
+
+    The error is marked so that `unsent` is true of it.
+
+    Args:
+        name: The engine's name.
+        retryable: True if the same request may be sent again once the engine has started.
+    """
     error = EngineUnavailable(f"{name} is not started.", engine=name, retryable=retryable, hint="start the pool")
     error.__dict__["unsent"] = True
     return error

@@ -139,7 +139,10 @@ class Endpoint:
 
 
 async def _read_to_end(raw: AsyncIterator[bytes]) -> None:
-    """Read a reply to its end, so that its connection can be used again, unless the server keeps it open."""
+    """Read a reply to its end, so that its connection can be used again, unless the server keeps it open.
+
+    It waits 0.1 s at most, and raises nothing.
+    """
     with suppress(Exception):  # the answer is complete: nothing that goes wrong now changes it
         async with asyncio.timeout(_END_TIMEOUT_S):
             async for _ in raw:
@@ -192,6 +195,10 @@ class Prefixes:
         return await self._await_shared(key)
 
     def _is_under_way(self, key: tuple[str, str]) -> bool:
+        """Return True if a request of the same owner is being sent or answered whose prompt begins with this prefix.
+
+        A warm-up of the prefix is then left out: the server fills its cache by the other request.
+        """
         owner, known_part = key
         under_way = (*self._generating, *self._sending)
         return any(of_owner == owner and text.startswith(known_part) for of_owner, text in under_way)

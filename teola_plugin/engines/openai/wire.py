@@ -48,7 +48,10 @@ class WirePrompt(Prompt):
 
     @property
     def sampling(self) -> Sampling:
-        """The known part of its sampling parameters: enough to tell if repeating it gives the same answer."""
+        """The known part of its sampling parameters: enough to tell if repeating it gives the same answer.
+
+        A body without a temperature counts as 1.0, and one without a limit of tokens as 256.
+        """
         body = json.loads(self.body)
         parameters = {key: body[key] for key in ("temperature", "top_p", "seed") if body.get(key) is not None}
         tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 256
@@ -457,6 +460,10 @@ def _objects(values: Any) -> list[Mapping[str, Any]]:
 
 
 def _delta_text(choice: Mapping[str, Any]) -> str:
+    """Return the text of a choice in a streamed chunk: that of a chat's `delta`, else that of a completion.
+
+    Return an empty text if it has neither.
+    """
     delta = choice.get("delta")
     content = content_text(delta.get("content")) if isinstance(delta, Mapping) else ""
     return content or content_text(choice.get("text"))
@@ -506,7 +513,10 @@ def chunks_of(response: str) -> list[str]:
 
 
 def error_message(content: str) -> str:
-    """Return the message in a server's error, or the beginning of the error if its form is unknown."""
+    """Return the message in a server's error, or the beginning of the error if its form is unknown.
+
+    That beginning has 300 characters at most.
+    """
     try:
         return _error_text(parse_json(content))
     except MalformedReply:

@@ -153,6 +153,10 @@ async def _forget(conn: sql.Connection, collection: str) -> None:
 
 @asynccontextmanager
 async def _locked(conn: sql.Connection, collection: str) -> AsyncIterator[sql.Table | None]:
+    """Open a transaction in which no other writes to a collection, and yield the collection's table; None without one.
+
+    The lock is that of the collection's row in `teola.collections`, and ends with the transaction.
+    """
     async with conn.transaction():
         await conn.execute("SELECT FROM teola.collections WHERE name = %s FOR UPDATE", (collection,))
         yield await sql.find(conn, collection)

@@ -227,6 +227,8 @@ class PgVectorEngine(Administration):
         return {request_id: item for request_id, item in group.items.items() if self._live.get(request_id) is group}
 
     def _connection(self) -> Any:
+        """Return a context manager of a connection from the pool. Raise `EngineUnavailable` if the engine is not
+        running."""
         if self._pool is None:
             raise self._errors.unavailable("it is not running.")
         return self._pool.connection()
@@ -266,6 +268,7 @@ class PgVectorEngine(Administration):
         return fits
 
     def _deliver(self, result: Result) -> None:
+        """Hand a result to the batch that its request came with; drop it if the request has ended or was cancelled."""
         group = self._live.pop(result.request_id, None)
         if group is not None:
             group.inbox.put_nowait(result)
@@ -295,7 +298,10 @@ class PgVectorEngine(Administration):
         return dict(self._versions)
 
     async def measure(self, budget: float = 2.0) -> EngineProfile:
-        """Measure seconds by batch size on a scratch collection, adopt and return the profile."""
+        """Measure seconds by batch size on a scratch collection, adopt and return the profile.
+
+        `budget`: about the seconds that it may take. The scratch collection gets about 1,400 rows.
+        """
         self._profile = await _measure(self, self._profile, budget)
         return self._profile
 

@@ -100,6 +100,7 @@ def to_vector(values: Sequence[float]) -> np.ndarray:
 
 
 def _key(text: str, field_name: str) -> str:
+    """Check an id or a collection's name and return it. Raise ValueError above 2,000 bytes: both are indexed."""
     if len(_text(text, field_name).encode()) > _MAX_KEY:
         raise ValueError(f"{field_name} is longer than {_MAX_KEY} bytes")
     return text

@@ -80,7 +80,11 @@ def reachable(path: Path, user: User | None) -> bool:
 
 
 def _allows(path: Path, user: User, *, read: bool) -> bool:
-    """Return True if the permission bits let a user enter this folder, and also read it if `read`."""
+    """Return True if the permission bits let a user enter this folder, and also read it if `read`.
+
+    `user` is a user id and a group id. Further groups of the user do not count, so that the answer may be False where
+    the system would let the user in.
+    """
     status = path.stat()
     shift = 6 if status.st_uid == user[0] else 3 if status.st_gid == user[1] else 0
     bits = (4 if read else 0) | (1 if stat.S_ISDIR(status.st_mode) else 0)

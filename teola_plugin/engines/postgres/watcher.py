@@ -180,7 +180,10 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _death_signal() -> Callable[[], None] | None:
-    """Return a function that makes the server quit if this process is killed; None if the system cannot."""
+    """Return a function that makes the server quit if this process is killed; None if the system cannot.
+
+    Only Linux can (`PR_SET_PDEATHSIG`). The function must run in the child, before the server's program begins.
+    """
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -12,7 +12,10 @@ UNNAMED = "loaded"
 
 
 def model_name_of(model: Any) -> str:
-    """Return the folder or the hub name of a model, which is a text or a loaded model."""
+    """Return the folder or the hub name of a model, which is a text or a loaded model.
+
+    Return `UNNAMED` for a loaded model that does not say where it came from.
+    """
     if isinstance(model, str):
         return model
     inner = getattr(next(iter(model), None), "auto_model", None)

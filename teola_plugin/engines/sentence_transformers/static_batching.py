@@ -245,6 +245,7 @@ class StaticBatchingEngine:
         return Done(request.id, outcome)
 
     def _deliver(self, result: Result) -> None:
+        """Hand a result to the batch that its request came with; drop it if the request has ended or was cancelled."""
         inbox = self._live.pop(result.request_id, None)
         if inbox is not None:
             inbox.put_nowait(result)
@@ -366,7 +367,11 @@ def timings(
 
 
 def efficient_batch(points: Sequence[tuple[int, float]], max_size: int) -> int:
-    """Return the smallest size with about the best throughput."""
+    """Return the smallest size with about the best throughput.
+
+    `points` are pairs of a batch size and its seconds, by size. About the best is within 10 % of the least seconds per
+    payload. The size is 4 at least, unless `max_size` is smaller.
+    """
     best = min(points, key=lambda point: point[1] / point[0])
     efficient = next(size for size, seconds in points if seconds / size <= 1.1 * best[1] / best[0])
     return min(max(efficient, _SMALLEST_STAGE), max_size)

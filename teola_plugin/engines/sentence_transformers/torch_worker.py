@@ -161,6 +161,10 @@ class Replicas:
 
 
 def twin(model: Any) -> Any:
-    """Return a deep copy that shares the weights."""
+    """Return a deep copy that shares the weights.
+
+    Each thread of `Replicas` needs a model of its own, since two threads must not use one tokenizer; the weights, which
+    are nearly all of the memory, exist once.
+    """
     weights = {id(one): one for one in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, weights)

@@ -142,7 +142,10 @@ def with_granted_share(engine_args: Mapping[str, Any], grant: Grant | None) -> d
 
 
 def visible_cards(grant: Grant | None) -> dict[str, str]:
-    """Return the variable that hides other cards than the granted ones: vLLM takes the first that it sees."""
+    """Return the variable that hides other cards than the granted ones: vLLM takes the first that it sees.
+
+    Empty if there is no grant, or if the granted cards are the first ones anyway.
+    """
     indices = () if grant is None else grant.indices
     return {} if indices == tuple(range(len(indices))) else {VISIBLE: ",".join(visible_as(indices))}
 

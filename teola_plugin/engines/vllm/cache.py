@@ -120,6 +120,10 @@ class CachedPrefixes:
         return news
 
     def _keys(self, ids: Sequence[int], key: int) -> Iterator[int]:
+        """Yield a key for each full block of tokens, which depends on all tokens before the block's end.
+
+        A last block that is not full has no key, since vLLM caches full blocks only. `key`: that of the block before.
+        """
         for at in range(0, len(ids) - self._block + 1, self._block):
             key = hash((key, *ids[at : at + self._block]))
             yield key

@@ -319,6 +319,7 @@ class VllmEngine:
             self._link.send(Submit.of(number, request, chunk=self._profile.warmup_chunk, hints=hints))
 
     async def cancel(self, request_id: str) -> None:
+        """End a request for its caller at once, as failed, and have vLLM abort it. Do nothing for an unknown one."""
         call = self._abort(self._in_flight.number_of(request_id))
         if call is not None:
             call.inbox.put_nowait(Failed(request_id, self._errors.cancelled(request_id)))
@@ -510,6 +511,11 @@ class VllmErrors:
         return self._unavailable(f"The LLM engine is down: {reason}", "", tail)
 
     def not_started(self, frame: NotReady, tail: str) -> TeolaError:
+        """Return the error for a vLLM that has reported why it did not start.
+
+        It is `ConfigError` if the user's settings are at fault, else `EngineUnavailable` with `tail`, the end of its
+        log.
+        """
         if frame.settings:
             return ConfigError(frame.reason, hint=frame.hint)
         return self._unavailable(f"vLLM did not start: {frame.reason}", frame.hint, tail)

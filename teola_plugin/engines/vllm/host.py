@@ -70,7 +70,10 @@ def endpoint() -> str:
 
 
 def should_publish(tell_cache: bool, engine_args: Mapping[str, Any]) -> bool:
-    """Return True if vLLM should publish cache events: with `tell_cache`, if there is one cache to report on."""
+    """Return True if vLLM should publish cache events: with `tell_cache`, if there is one cache to report on.
+
+    There is no single cache with data parallelism or a KV connector; and a user's own `kv_events_config` is left alone.
+    """
     caches = engine_args.get("enable_prefix_caching", True)
     return tell_cache and bool(caches) and not any(engine_args.get(name) for name in _SEVERAL)
 
@@ -190,6 +193,7 @@ class Host:
             self._send(Refusal(wire, f"{type(bad).__name__}: {bad}", hint=advice(bad)))
 
     def _send(self, item: Delta | RequestAnswer | Refusal) -> None:
+        """Queue an item for the engine's process; all items of one round of the loop are sent together."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(item)
@@ -341,6 +345,7 @@ async def _with_drafts(llm: AsyncLLMEngine, ready: Ready) -> Ready:
 
 
 def _not_ready(error: Exception) -> NotReady:
+    """Return the frame by which the host reports why vLLM cannot start; `settings` is True for a `ConfigError`."""
     if isinstance(error, TeolaError):
         return NotReady(error.message, error.hint, settings=isinstance(error, ConfigError))
     return NotReady(f"{type(error).__name__}: {error}")

@@ -362,6 +362,7 @@ class RequestRunner:
         self._idle.clear()
 
     def _end_generation(self) -> None:
+        """Count a generation that has ended; after the last one, warm-ups that gave way go on."""
         self._generating -= 1
         if not self._generating:
             self._idle.set()
