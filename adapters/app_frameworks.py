@@ -124,7 +124,10 @@ def listening_tally() -> Tally:
 
 
 def chat_history(pairs: Iterable[tuple[str, str]]) -> list[Any]:
-    """Return the messages of a chat engine for pairs of a role, as OpenAI names it, and a text."""
+    """Return the messages of a chat engine for pairs of a role, as OpenAI names it, and a text.
+
+    They are LlamaIndex's, which is imported by this call and has to be installed.
+    """
     from teola_plugin.adapters.llamaindex.messages import chat_messages
 
     return chat_messages(pairs)
@@ -143,14 +146,21 @@ def to_message(
 
 
 def check_messages(messages: Any) -> None:
-    """Raise the framework's exception for messages that chains and graphs do not take."""
+    """Raise the framework's exception for messages that chains and graphs do not take.
+
+    `messages`: a list in any form that LangChain reads, or one message. The class of the exception depends on the
+    fault.
+    """
     from langchain_core.messages import convert_to_messages
 
     convert_to_messages(messages if isinstance(messages, list) else [messages])
 
 
 def resume_command(answer: Any) -> Any:
-    """Return the input with which an interrupted graph goes on with an answer."""
+    """Return the input with which an interrupted graph goes on with an answer.
+
+    It is LangGraph's `Command`; with several open interrupts, `answer` has the values by their ids.
+    """
     from teola_plugin.adapters.langgraph.checkpoints import Command
 
     return Command(resume=answer)

@@ -27,6 +27,10 @@ class ServedPool:
     """A pool that creates each engine once, and keeps it until the process ends."""
 
     def __init__(self) -> None:
+        """Begin without a pool: it is made when the first object asks for engines.
+
+        `_specs`: the specifications of the engines that were made, by the engines' names.
+        """
         self._lock = threading.Lock()
         self._pool: EnginePool | None = None
         self._specs: dict[str, EngineSpec] = {}
@@ -55,7 +59,10 @@ class ServedPool:
             return pool, name
 
     def _free(self, name: str) -> str:
-        """Return a free name: `llm`, `llm2`, `llm3`, ..."""
+        """Return a free name: `llm`, `llm2`, `llm3`, ...
+
+        `name`: the name of the engine's kind. Names are counted up within one pool. The caller holds the lock.
+        """
         number = sum(name == spec.NAME for spec in self._specs.values())
         return f"{name}{number + 1}" if number else name
 

@@ -111,7 +111,10 @@ def giving_up(handle: CallHandle) -> Iterator[None]:
 
 @on_loop
 def to_list(vector: Vector) -> list[float]:
-    """Return plain floats, whatever sequence an engine gives."""
+    """Return plain floats, whatever sequence an engine gives.
+
+    Frameworks take vectors as lists of Python's floats; engines also give arrays of numpy.
+    """
     tolist = getattr(vector, "tolist", None)  # a numpy vector does it much faster
     return tolist() if tolist else [float(x) for x in vector]
 
@@ -261,7 +264,12 @@ class Deadline:
 
     @classmethod
     def of(cls, run: Any) -> Deadline | None:
-        """Return the deadline of a live query, or of the query of a part; None if it has none."""
+        """Return the deadline of a live query, or of the query of a part; None if it has none.
+
+        `run` may also be None, or anything without a query. The deadline is an instant on the clock of the run's
+        runtime, in
+        seconds.
+        """
         query = getattr(run, "query", None)
         if query is None or query.deadline is None:
             return None
@@ -272,11 +280,18 @@ class Deadline:
         return self.clock() >= self.at
 
     def check(self) -> None:
-        """Raise `QueryTimeout` if the deadline has passed."""
+        """Raise `QueryTimeout` if the deadline has passed.
+
+        It does not wait or interrupt anything: call it between the steps of work that cannot be interrupted.
+        """
         if self.passed:
             raise self.error()
 
     def error(self) -> QueryTimeout:
+        """Return the error for a call that did not end before the deadline. The caller raises it.
+
+        It names the query, if there is one, in its text and in `query_id`.
+        """
         name = f"query {self.query}" if self.query else "the call"
         hint = "allow more time, or see fast.explain()"
         return QueryTimeout(f"{name} did not end before its deadline.", query_id=self.query, hint=hint)

@@ -73,7 +73,10 @@ def _fields(value: Any) -> Fields:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Return True for an object of a class that defines no equality."""
+    """Return True for an object of a class that defines no equality.
+
+    A snapshot holds the fields of such an object in place of it, since two objects would otherwise never be equal.
+    """
     if isinstance(value, BaseModel) or dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
         return False
     return not any("__eq__" in vars(base) for base in type(value).__mro__[:-1])
@@ -117,7 +120,10 @@ def _at(where: str, text: str) -> str:
 
 
 def _texts(first: str, second: str) -> str:
-    """Return both texts from a little before the point where they differ."""
+    """Return both texts from a little before the point where they differ.
+
+    Up to 20 equal characters stand before that point. Long texts are shortened, for a line of a report.
+    """
     apart = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
     start = max(0, (min(len(first), len(second)) if apart is None else apart) - 20)
     mark = "…" if start else ""

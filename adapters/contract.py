@@ -87,7 +87,10 @@ def _has_base_of(obj: Any, *modules: str) -> bool:
 
 
 def _uninstall_shim(name: str) -> None:
-    """Uninstall the interceptors of a shim. One that was not imported has intercepted nothing."""
+    """Uninstall the interceptors of a shim. One that was not imported has intercepted nothing.
+
+    `name`: of the shim's module. Importing it here would import its framework, too.
+    """
     shim = sys.modules.get(name)
     if shim is not None:
         shim.uninstall()
@@ -107,7 +110,10 @@ def register(adapter: Adapter) -> None:
 
 
 def unregister(adapter: Adapter) -> None:
-    """Put back what an adapter intercepts, and do not ask it any more."""
+    """Put back what an adapter intercepts, and do not ask it any more.
+
+    Raise `ValueError` for an adapter that is not registered. Objects that it accelerated before are not changed.
+    """
     adapter.uninstall()
     _adapters.remove(adapter)
 

@@ -101,6 +101,7 @@ def nothing_to_gain(llm: Runnable[Any, Any], store: VectorStore) -> Runnable[Any
 
 
 def make_splitter() -> RecursiveCharacterTextSplitter:
+    """Return the splitter of the demo's documents. Sizes are in tokens, of four characters each, rounded up."""
     return RecursiveCharacterTextSplitter(
         chunk_size=CHUNK, chunk_overlap=OVERLAP, length_function=lambda text: (len(text) + 3) // 4
     )

@@ -37,7 +37,11 @@ NOT_MEASURED = "not known yet, as your own models are not measured"
 
 
 def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
-    """Return the trace of the last call, if there was one and it has ended well. `last`: the run, or nothing."""
+    """Return the trace of the last call, if there was one and it has ended well. `last`: the run, or nothing.
+
+    None for a call that still runs, was cancelled or failed. It waits for at most `_TRACE_TIMEOUT_S` seconds, since the
+    trace of a call that was closed a moment ago may still be put together.
+    """
     if not last or not (last[0].trace.done() or last[0].query_run.closed):
         return None
     trace: QueryTrace | None = last[0].trace.result(_TRACE_TIMEOUT_S)

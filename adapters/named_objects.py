@@ -67,7 +67,10 @@ def _is_factory(obj: Any) -> bool:
 
 
 def _takes_pool(factory: Any) -> bool:
-    """Return True if a factory has a parameter `pool`, so that it is called with the pool of the command or server."""
+    """Return True if a factory has a parameter `pool`, so that it is called with the pool of the command or server.
+
+    False also for a callable whose signature Python cannot tell.
+    """
     try:
         return "pool" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # built in

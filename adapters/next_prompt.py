@@ -76,7 +76,12 @@ class KnownBeginning:
             part.close()
 
     def _pays(self, text: str, prefilled: int) -> bool:
-        """Return True if enough of the text is new, and the model can read all of it."""
+        """Return True if enough of the text is new, and the model can read all of it.
+
+        `prefilled`: characters at its beginning that the engine has, or was asked for before. Tokens are estimated.
+        Enough are
+        the engine's `min_split_tokens`, below which a request costs more than it saves.
+        """
         profile = self._pool.profiles[self._engine]
         max_tokens = profile.max_request_size
         fits = max_tokens is None or PromptPart.literal(text).tokens < max_tokens

@@ -93,13 +93,21 @@ def araising_pool_errors_in(items: AsyncIterator[T]) -> AsyncGenerator[T, None]:
 
 
 def raise_past_client(error: TeolaError) -> None:
-    """Raise an error past the client, inside of `raising_pool_errors()`; do nothing elsewhere."""
+    """Raise an error past the client, inside of `raising_pool_errors()`; do nothing elsewhere.
+
+    The `openai` client would otherwise turn an exception of its transport into an error of its own, and might retry.
+    """
     if _raising.get():
         raise Bypass(error)
 
 
 def raise_captured(generation: Generate) -> None:
-    """Raise `Captured` inside of `capturing()`; do nothing elsewhere."""
+    """Raise `Captured` inside of `capturing()`; do nothing elsewhere.
+
+    With it the request that a model would send is read without sending it. The transport calls it before an engine
+    carries a
+    request.
+    """
     if _capture.get():
         raise Captured(generation)
 
@@ -217,7 +225,12 @@ class _Transport:
         return without_credentials(str(url)) == without_credentials(server_address)
 
     def _whole_response(self, value: Any) -> Any:
-        """Return a response with the headers that the server sent."""
+        """Return a response with the headers that the server sent.
+
+        The status is 200: an engine reports other replies as errors. The body is not compressed any more, so the
+        headers are set
+        after it; the client would otherwise decompress it again.
+        """
         content = value.response.encode("utf-8", "surrogatepass")
         response = self._http.Response(200, headers={"content-type": "application/json"}, content=content)
         response.headers = self._http.Headers(wire.whole_headers(value.headers))
@@ -239,7 +252,12 @@ class _Transport:
         raise self._as_the_connection(error, request) from error
 
     def _as_the_connection(self, error: TeolaError, request: Any) -> Any:
-        """Return the exception that the client's own connection would have raised."""
+        """Return the exception that the client's own connection would have raised.
+
+        It is one of httpx's transport errors, by default `ReadError`, so that the `openai` client retries or reports it
+        as it
+        does without this package.
+        """
         kind: Any = getattr(self._http, _connection_error(error) or "ReadError", None)
         is_transport_error = isinstance(kind, type) and issubclass(kind, self._http.TransportError)
         return (kind if is_transport_error else self._http.ReadError)(str(error), request=request)
@@ -418,6 +436,9 @@ class AsyncEngineTransport(_Transport):
 
 
 def _http_of(client: Any, name: str) -> Any:
-    """Return the module (`httpx` or `httpx2`) of a client's class."""
+    """Return the module (`httpx` or `httpx2`) of a client's class.
+
+    `name`: `Client` or `AsyncClient`. A client of a user's subclass is recognized by its base class.
+    """
     base = next(cls for cls in type(client).__mro__ if cls.__name__ == name and cls.__module__.startswith("httpx"))
     return import_module(base.__module__.partition(".")[0])

@@ -154,7 +154,10 @@ class PrefetchCounts:
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, is_hit: bool) -> None:
-        """Count one prefetched call."""
+        """Count one prefetched call, as a hit or as wasted.
+
+        Called once for each call when it is known what became of it. May be called from any thread.
+        """
         with self._lock:
             self.hits, self.wasted = self.hits + is_hit, self.wasted + (not is_hit)
 

@@ -45,7 +45,10 @@ def component_of(id_: str) -> str:
 
 
 def listed(names: Sequence[str], word: str = "and") -> str:
-    """Join a few names with commas and `word`; of many, only the first, and how many more there are."""
+    """Join a few names with commas and `word`; of many, only the first, and how many more there are.
+
+    More than `_MOST` names are many. The result is empty for no names.
+    """
     if len(names) > _MOST:
         return f"{', '.join(names[:_MOST])} {word} {len(names) - _MOST} more"
     return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)

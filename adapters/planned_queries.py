@@ -119,7 +119,12 @@ def joinable(run: Any) -> QueryRun | None:
 
 
 def expected_sizes(traced: TraceResult, input: Any) -> dict[str, int]:
-    """Return the expected sizes for this input."""
+    """Return the expected sizes for this input.
+
+    They only help to plan; the result is empty, and no exception is raised, for an input that the estimate cannot read.
+    The
+    original reports what is wrong with it.
+    """
     try:
         return traced.sizes(input)
     except Exception:  # an input that the estimate cannot read: plan without expectations
@@ -146,7 +151,10 @@ def failing(run: Endable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending(run: Endable) -> Iterator[None]:
-    """End the query with the body."""
+    """End the query with the body.
+
+    If the body raises, the query ends as failed or cancelled, and the exception goes on; otherwise it is closed.
+    """
     with failing(run):
         yield
     run.close()

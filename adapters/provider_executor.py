@@ -126,7 +126,10 @@ class ProviderPort(DirectPort):
         return self._engine
 
     def enqueue(self, entries: Sequence[EngineRequest], event: Enqueue | None = None) -> None:
-        """Start the requests in the loop's next round."""
+        """Start the requests in the loop's next round.
+
+        Must be called on the pool's loop. All requests that are enqueued in one round start together.
+        """
         if not self._new:
             asyncio.get_running_loop().call_soon(self._start)
         self._new += entries
@@ -179,6 +182,10 @@ class ProviderPort(DirectPort):
                 self._end(entry, error=self._failure(f"it raised {type(outcome.error).__name__}"))
 
     def _end(self, entry: EngineRequest, value: Any = None, error: EngineError | None = None) -> None:
+        """Report the end of a request, with its value or its error, unless it has ended before.
+
+        Called on the pool's loop. A request that was cancelled is no longer held, so its late result is dropped here.
+        """
         if self.holds(entry):
             del self._waiting[entry.request.id]
             self._listeners.end_directly(entry, value, error)
@@ -192,7 +199,11 @@ class ProviderPort(DirectPort):
         return self._waiting.get(entry.request.id) is entry
 
     def cancel(self, entries: Sequence[EngineRequest]) -> None:
-        """End the requests for whoever waits for them. Their calls go on for the original until the query ends."""
+        """End the requests for whoever waits for them. Their calls go on for the original until the query ends.
+
+        A provider call that was sent cannot be taken back, and the original may still make the same call and take its
+        result.
+        """
         for entry in entries:
             entry.is_cancelled = True
             self._end(entry, error=self._cancelled)
@@ -202,6 +213,10 @@ class ProviderPort(DirectPort):
     def listen(self, entries: Sequence[EngineRequest]) -> None: ...
 
     async def close(self) -> None:
+        """End all waiting requests with an error that says that the pool is closed.
+
+        Calls that have been sent to providers are not ended here.
+        """
         self._is_closed = True
         for entry in list(self._waiting.values()):
             self._end(entry, error=pool_closed(self.name))
@@ -227,7 +242,11 @@ def shared_pool() -> ProviderPool:
 
 
 def ensure_engine(pool: EnginePool) -> None:
-    """Make sure that the pool's runtime has a `ProviderExecutor`. Raises `EngineUnavailable`."""
+    """Make sure that the pool's runtime has a `ProviderExecutor`. Raises `EngineUnavailable`.
+
+    The executor makes prefetched calls of the user's own models. A pool that is there for such calls alone has one; any
+    other pool gets one here.
+    """
     if isinstance(pool, ProviderPool):
         pool.running_now()
     else:

@@ -49,7 +49,12 @@ class WeakIdentityMap(Generic[T]):
         self._entries: dict[int, tuple[ref[Any], T]] = {}
 
     def get(self, obj: Any) -> T | None:
-        """Return the value of an object; None without one."""
+        """Return the value of an object; None without one.
+
+        Objects are told apart by identity, so they need be neither hashable nor comparable. An object that has got the
+        identity
+        of a dead one has no value.
+        """
         entry = self._entries.get(id(obj))
         return entry[1] if entry is not None and entry[0]() is obj else None
 
@@ -58,6 +63,7 @@ class WeakIdentityMap(Generic[T]):
         identity, entries = id(obj), self._entries
 
         def forget(dead: ref[Any]) -> None:
+            """Drop the entry of an object that has died, unless its identity belongs to another object by now."""
             entry = entries.get(identity)
             if entry is not None and entry[0] is dead:
                 del entries[identity]
@@ -116,7 +122,11 @@ class RoutingRules:
         return None if address is None else self._servers(address)
 
     def derive(self, obj: Any, original: Any) -> None:
-        """Route an object that the framework made of `original` as `original` is routed."""
+        """Route an object that the framework made of `original` as `original` is routed.
+
+        Examples are copies and bound forms of a model. Nothing happens if `original` is not routed, or is the object
+        itself.
+        """
         route = None if obj is original else self.route(original)
         if route is not None:
             self._derived.set(obj, route)

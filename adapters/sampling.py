@@ -76,6 +76,10 @@ class EngineModel(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
     def model_post_init(self, context: Any) -> None:
+        """Check the engine, and take its model's name if none is given. Pydantic calls it after validation.
+
+        Raise `RegistrationError` if there is no pool, or if it has no such engine.
+        """
         super().model_post_init(context)
         check_engine(self.pool, self.engine)
         self.model_name = self.model_name or self.pool.versions()[self.engine].get("model") or self.engine

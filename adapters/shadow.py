@@ -57,7 +57,12 @@ class OriginalCall:
 
     @classmethod
     def of(cls, make: Callable[[], Any], silence: Callable[[], object]) -> OriginalCall:
-        """Return a call in a copy of the running context, in which `silence` has run."""
+        """Return a call in a copy of the running context, in which `silence` has run.
+
+        `silence` keeps the user's handlers from hearing of this second call. It belongs to no live query, so its
+        requests count
+        for none.
+        """
         context = copy_context()
         context.run(current_run.set, None)
         context.run(silence)
@@ -94,7 +99,10 @@ class Shadow:
         return self._report
 
     def choose(self) -> bool:
-        """Return True if the next call is one of the share."""
+        """Return True if the next call is one of the share.
+
+        Calls are chosen at random, each on its own. May be called from any thread.
+        """
         with self._lock:
             return self._random.random() < self.share
 
@@ -170,7 +178,10 @@ class Shadow:
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Make room for another comparison when a task has ended, and count it as skipped if it was cancelled."""
+        """Make room for another comparison when a task has ended, and count it as skipped if it was cancelled.
+
+        asyncio calls it on the task's loop.
+        """
         self._tasks.discard(task)
         self._room.release()
         if task.cancelled():

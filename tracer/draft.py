@@ -36,7 +36,10 @@ _DEFAULT_SPELLING = "lines"
 
 
 def mark_fallible(call: ClientCall) -> ClientCall:
-    """Mark a callable whose exception may end the original's run: a parser, the user's own function."""
+    """Mark a callable whose exception may end the original's run: a parser, the user's own function.
+
+    The callable itself is marked and returned; `is_fallible` reads the mark.
+    """
     call.teola_may_raise = True  # type: ignore[attr-defined]
     return call
 
@@ -47,7 +50,11 @@ def is_fallible(call: object) -> bool:
 
 
 def as_lookahead(component: Component, *, certain: bool) -> Component:
-    """Return the component so that it may start before the original has chosen it, or is `certain` to choose it."""
+    """Return the component so that it may start before the original has chosen it, or is `certain` to choose it.
+
+    Where it is not certain, a model call that has a form (whole or streamed) becomes one of unknown form, in bodies,
+    too.
+    """
     if not certain:
         component = _with_unknown_form(component)
     return replace(component, attributes=component.attributes.with_(lookahead=certain))
@@ -183,7 +190,12 @@ class Draft:
         return Span(heads, tuple(name for name in names if name not in read))
 
     def in_sequence(self, first: Span, second: Span) -> Span:
-        """Order all of `first` before all of `second`. Return the span of both."""
+        """Order all of `first` before all of `second`. Return the span of both.
+
+        The order is noted in the draft, between the tails of `first` and the heads of `second`. An empty span orders
+        nothing;
+        the other one is then returned.
+        """
         if not first.heads or not second.heads:
             return second if second.heads else first
         self.order += [(tail, head) for tail in first.tails for head in second.heads]

@@ -193,7 +193,10 @@ class WatchedNode(Runnable[Any, Any]):
         self._graph, self._name, self.node = graph, name, node
 
     def _task(self, input: Any, config: RunnableConfig | None, *, is_async: bool) -> AbstractContextManager[None]:
-        """Return the context of a task of this node; an empty one outside a call of this accelerated graph."""
+        """Return the context of a task of this node; an empty one outside a call of this accelerated graph.
+
+        Nothing is planned or traced outside of such a call.
+        """
         call = current_call.get()
         if call is None or call.graph is not self._graph:
             return _NO_TASK
@@ -399,7 +402,10 @@ class AcceleratedGraph:
     # ------------------------------------------------------------ copies
 
     def copy(self, update: dict[str, Any] | None = None) -> Any:
-        """Copy the original, and accelerate the copy with the same options."""
+        """Copy the original, and accelerate the copy with the same options.
+
+        `update`: attributes that the copy gets, as of LangGraph's `Pregel.copy`.
+        """
         acceleration = self._teola
         return acceleration.accelerate(acceleration.original.copy(update), like=acceleration)
 

@@ -274,6 +274,7 @@ class Parts:
     """
 
     def __init__(self, plans: Plans, run: QueryRun) -> None:
+        """Begin without parts of the live query `run`. The lock guards them, since nodes may run on several threads."""
         self._plans, self._run = plans, run
         self._live: list[_NodePart] = []
         self._provider_calls: QueryCalls | None = None
@@ -467,7 +468,10 @@ def calls_provider(graph: Graph) -> bool:
 
 @lru_cache(maxsize=256)
 def _only_warms_up(graph: Graph) -> bool:
-    """Return True if a graph sends nothing to engines but the beginnings of prompts."""
+    """Return True if a graph sends nothing to engines but the beginnings of prompts.
+
+    Such a plan computes no result that the original could take; it only makes the prefix caches of LLMs warm.
+    """
     requests = [p for p in _reachable(graph) if p.holds_fragment or p.on_engine]
     return all(p.kind is PrimitiveKind.PARTIAL_PREFILLING for p in requests)
 

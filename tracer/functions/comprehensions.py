@@ -41,7 +41,10 @@ _MAX_FIELDS = 64
 
 
 def may_use_engine(node: ast.AST) -> bool:
-    """Return True if the text of the code awaits something, or runs a Runnable."""
+    """Return True if the text of the code awaits something, or runs a Runnable.
+
+    It goes by the names of attributes alone (`RUN_METHODS`), so it may be True for code that uses no engine.
+    """
     return any(
         isinstance(part, ast.Await) or (isinstance(part, ast.Attribute) and part.attr in RUN_METHODS)
         for part in ast.walk(node)

@@ -396,7 +396,10 @@ def _initializes_model(arguments: Sequence[Symbol | Spread], keywords: Mapping[s
 
 
 def opens_no_connection(model: Any, provider: Any) -> bool:
-    """Return True for a model of a provider whose models open no connection when they are made."""
+    """Return True for a model of a provider whose models open no connection when they are made.
+
+    `provider`: None to find it in the model's name, as in `openai:gpt-4o`; names that begin with `gpt-` are of OpenAI.
+    """
     if provider is None and type(model) is str:
         provider = "openai" if model.startswith("gpt-") else model.partition(":")[0]
     return provider in _PROVIDERS

@@ -174,7 +174,12 @@ class FunctionInterpreter:
         return UNKNOWN_VALUE if self.mutations.has(symbol) else symbol
 
     def decide_condition(self, test: Symbol) -> bool | None:
-        """Return whether a condition holds; None if that is not known yet."""
+        """Return whether a condition holds; None if that is not known yet.
+
+        A condition on the template's input, such as a graph's state, is decided by the function that chooses the plan,
+        so that
+        each outcome can have a plan of its own.
+        """
         truth = truth_of(test)
         return decide_on_input(test, self.shared.decide) if truth is None else truth
 
@@ -248,7 +253,10 @@ class FunctionInterpreter:
             self._ends_with_user_code = True
 
     def note_source(self, *names: str) -> None:
-        """Note the line that is interpreted now as the source of what these names stand for."""
+        """Note the line that is interpreted now as the source of what these names stand for.
+
+        The first line that is noted for a name stays. Nothing is noted where the code has no source.
+        """
         if self.frame.code is not None:
             for name in names:
                 self.draft.sources.setdefault(name, f"{self.frame.code.co_filename}:{self.line}")
@@ -256,7 +264,12 @@ class FunctionInterpreter:
     # ------------------------------------------------------------ symbols as expressions
 
     def name_for(self, value: Ref | object, *, is_ref: bool) -> str:
-        """Return the name of a ref, or of an existing object, in expressions."""
+        """Return the name of a ref, or of an existing object, in expressions.
+
+        Equal refs have one name, and so has an object, by its identity. The object is kept, so that no other one can
+        get its
+        identity.
+        """
         if is_ref:
             return self.shared.ref_names.setdefault(value, f"{NAME_PREFIX}v{next(_name_numbers)}")  # type: ignore[arg-type]
         new_entry = (f"{NAME_PREFIX}o{next(_name_numbers)}", value)

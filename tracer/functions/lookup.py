@@ -89,12 +89,21 @@ class DataGuards:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the data that are read in the body of the `with` statement."""
+        """Record the data that are read in the body of the `with` statement.
+
+        The body traces a plan. The guards are found by a context variable, so only reads of this thread or task are
+        recorded.
+        """
         with during(_recording_guards, self):
             yield
 
     def record(self, owner: object, name: str, value: Any, read_again: Callable[[], Any]) -> bool:
-        """Record a value that was read. Return False if it has changed too often to be relied on."""
+        """Record a value that was read. Return False if it has changed too often to be relied on.
+
+        `owner`, `name`: where it was read. `read_again`: reads it once more when `are_unchanged` compares. The owner is
+        kept, so
+        that no other object can get its identity.
+        """
         if self._changes[id(owner), name] >= MAX_CHANGES:
             return False
         self._snapshots[id(owner), name] = (read_again, _snapshot(value), owner)
@@ -117,7 +126,10 @@ class DataGuards:
 
 
 def note_environment() -> None:
-    """Note in the guards that are recording that a plan depends on environment variables."""
+    """Note in the guards that are recording that a plan depends on environment variables.
+
+    Nothing happens where no guards are recording.
+    """
     guards = _recording_guards.get()
     if guards is not None:
         guards.read_environment = True

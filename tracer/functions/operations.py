@@ -134,7 +134,10 @@ def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -
 
 
 def make_list(items: Sequence[Item], kind: type = list) -> Symbol:
-    """Return a list, or a tuple, of these items."""
+    """Return a list, or a tuple, of these items.
+
+    `[*items]` with nothing else in it is the value that is spread, so that a list of unknown length stays one value.
+    """
     only_item = items[0] if len(items) == 1 else None
     if isinstance(only_item, Spread) and kind is list:
         return only_item.iterable
@@ -484,7 +487,12 @@ def read_data_attribute(interpreter: FunctionInterpreter, owner: DataObject, nam
 
 
 def method_of(owner: DataObject, name: str) -> FunctionType | None:
-    """Return the function that a method call on the object runs with the object as its first argument."""
+    """Return the function that a method call on the object runs with the object as its first argument.
+
+    None for a method of the framework's, for static methods, class methods and other descriptors, and where a field of
+    the
+    same name hides the method.
+    """
     attribute = next((vars(cls)[name] for cls in owner.kind.__mro__ if name in vars(cls)), None)
     is_own = type(attribute) is FunctionType and not is_framework_code(attribute)
     return attribute if is_own and name not in owner.fields else None
@@ -526,7 +534,10 @@ def view_of(owner: Symbol, method: str) -> Symbol | None:
 
 
 def known_items(symbol: Symbol) -> Mapping[str, Symbol] | None:
-    """Return the items of a dictionary whose keys are known; None for any other value."""
+    """Return the items of a dictionary whose keys are known; None for any other value.
+
+    None also for keys that are no texts, and for a dictionary that adds items to one that is not known.
+    """
     if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
         return {key: KnownValue(value) for key, value in symbol.value.items()}
     return symbol.items if isinstance(symbol, Fields) and symbol.base is None and not symbol.attributes else None

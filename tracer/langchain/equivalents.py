@@ -60,6 +60,12 @@ def _build(node: object, builders: Mapping[str, Builder]) -> Node | None:
 
 
 def _builder(node: object, builders: Mapping[str, Builder]) -> Builder | None:
+    """Return the function that builds the equivalent chain of an object; None if there is none.
+
+    There is none for an object of another class, subclasses included, for an accelerated object, and for one whose
+    methods
+    are overridden, because it may behave differently.
+    """
     kind = type(node)
     builder = builders.get(_full_name(kind))
     return None if builder is None or is_accelerated(node) or find_override(node, kind) else builder

@@ -34,6 +34,10 @@ class PlanTree(Generic[T]):
     """A decision tree: the plans of one node, by the answers to conditions on the state."""
 
     def __init__(self, make: Make[T]) -> None:
+        """Begin without plans. `make`: makes a plan, by a function that decides each condition it comes to.
+
+        `make` gets None in place of that function for the plan in which nothing is decided.
+        """
         self._make = make
         self._root: _TreeNode[T] | None = None
         self._undecided_plan: T | None = None
@@ -77,6 +81,11 @@ class PlanTree(Generic[T]):
             fixed_answers = pending.pop(0)
 
             def answer(condition: Condition, number: int, fixed: Sequence[Answer] = fixed_answers) -> Answer:
+                """Answer a condition for a plan that is made in advance.
+
+                The first answers are fixed. Beyond them a setting is answered by `settings`, and any other condition
+                holds.
+                """
                 if number < len(fixed):
                     return fixed[number]
                 return condition.answer(settings) if condition.is_setting else True
@@ -91,7 +100,10 @@ class PlanTree(Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """Return True if it is known that there is no plan, whatever the state is."""
+        """Return True if it is known that there is no plan, whatever the state is.
+
+        False while no plan was made: nothing is known then.
+        """
         root = self._root
         return root is not None and root.condition is None and root.plan is None
 

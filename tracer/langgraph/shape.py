@@ -83,7 +83,10 @@ class GraphShape:
     """True if a call of it inside of another graph goes on from its last one."""
 
     def is_entered_from_others(self, name: str, node: NodeShape) -> bool:
-        """Return True if an edge may lead to the node of this name from elsewhere than from `node`."""
+        """Return True if an edge may lead to the node of this name from elsewhere than from `node`.
+
+        The start of the graph counts as elsewhere. A conditional edge that does not name its ends may lead to any node.
+        """
         other_nodes = [one for one in self.nodes.values() if one is not node]
         arms = [branch.nodes or (name,) for one in other_nodes for branch in one.branches]
         return name in itertools.chain(self.first_nodes, *(one.successors + one.joins for one in other_nodes), *arms)

@@ -157,7 +157,12 @@ class Lowering:
         return pool_llm(self.pool_backed(llm), llm) if self.own_models is None else self.own_models.require_llm(llm)
 
     def pool_backed(self, node: Any) -> Any:
-        """Return the object that sends the requests of a model to an engine, and add a guard; None for no engine."""
+        """Return the object that sends the requests of a model to an engine, and add a guard; None for no engine.
+
+        The guard keeps the plan from being used once another object, or none, does so. A model that sends its own
+        requests to
+        the pool is returned as it is, without a guard.
+        """
         worker = classes.pool_backed(node)
         if worker is not node:
             self.guards.append(WorkerGuard(node, worker))
@@ -190,6 +195,10 @@ class Lowering:
     def add_report_row(
         self, path: str, node: object, level: Level, components: Sequence[str] = (), reason: str = ""
     ) -> None:
+        """Add a row about one part of the object to the report that `explain()` shows.
+
+        `path`: where the part is. `reason`: why it is not lowered, empty if it is.
+        """
         self.draft.nodes.append(TraceNode(path, type(node).__name__, level, tuple(components), reason))
 
     @contextmanager

@@ -72,6 +72,10 @@ def replay_generations(llm: Any, run: Run, values: Mapping[str, Any], generation
     answers: Iterator[Generation] = iter(generations)
 
     def reply(_: Generate) -> Generation:
+        """Return the next of the recorded answers in place of calling the LLM.
+
+        Raise `NotUnderstood` if the code asks for more answers than there are.
+        """
         for answer in answers:
             return answer
         raise NotUnderstood("the LLM is asked once more")

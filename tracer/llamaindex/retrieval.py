@@ -494,6 +494,10 @@ def _lower_pure(lowering: Lowering, step: BaseNodePostprocessor, query: Ref, nod
 
 
 def _lower_neighbours(lowering: Lowering, step: PrevNextNodePostprocessor, query: Ref, nodes: Ref) -> Ref:
+    """Lower the step that adds the previous and next nodes of each node, which it reads from a document store.
+
+    Raise `NotUnderstood` unless the store is LlamaIndex's own in memory: reading another one may be a request.
+    """
     if type(step.docstore) is not SimpleDocumentStore:
         raise NotUnderstood(f"its documents are in a {type(step.docstore).__name__}, which is not known to be local")
     return _lower_pure(lowering, step, query, nodes)

@@ -82,6 +82,12 @@ class Loops:
     """The loops that are open at an expression, outermost first, each with the size of what it iterates over."""
 
     def __init__(self) -> None:
+        """Begin outside of all loops.
+
+        For each open loop: the size of its iterable, and a bound for the number of items. `_iterations` has one entry
+        more: the
+        number of evaluations at each level, which is 1 outside of all loops.
+        """
         self._iterable_sizes: list[Size] = []
         self._counts: list[Size] = []
         self._iterations = [Term(0, 1)]
@@ -106,7 +112,10 @@ class Loops:
         return {self.depth: Term(0, 1)}
 
     def leave(self) -> None:
-        """Close the innermost loop."""
+        """Close the innermost loop.
+
+        Call it once for each `enter`. Sizes that name an item of this loop have no meaning afterwards.
+        """
         self._iterations.pop()
         self._iterable_sizes.pop()
         self._counts.pop()
@@ -261,19 +270,33 @@ class Machine(ABC):
         self._add_cost(self.loops.in_argument(self.loops.sum_over_loops(size)))
 
     def tick(self) -> None:
-        """Count one step here."""
+        """Count one step here.
+
+        In loops the step counts as often as the loops may run. Raise `Unbounded` if the code is longer than this
+        analysis reads,
+        or takes too many steps.
+        """
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise Unbounded("it is long")
         self._add_cost(self.loops.iterations)
 
     def _add_cost(self, steps: Term) -> None:
+        """Add steps to the bound of the whole function.
+
+        Raise `Unbounded` once the bound grows with too high a power of the argument's size (`MAX_DEGREE`), or by too
+        large a
+        factor (`MAX_FACTOR`).
+        """
         self.cost = Term(max(self.cost.degree, steps.degree), self.cost.factor + steps.factor)
         if self.cost.degree > MAX_DEGREE or self.cost.factor > MAX_FACTOR:
             raise Unbounded("it may take too many steps")
 
     def make(self, size: Size, *, is_text: bool = False, is_count: bool = False) -> SizedValue:
-        """Return a value that is made here, and count the steps that making it takes."""
+        """Return a value that is made here, and count the steps that making it takes.
+
+        They are as many as the value is large, and one. Raise `Unbounded` if these are too many.
+        """
         self.spend(add(constant_size(1), size))
         return SizedValue(size, is_text, is_count)
 

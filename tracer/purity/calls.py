@@ -341,6 +341,10 @@ def _filter(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
 
 
 def _json_loads(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    """Return a bound for the result of `json.loads`, and count its steps: both are linear in the text.
+
+    Raise `Unbounded` for keyword arguments, which may be hooks that run the user's code.
+    """
     if kwargs:
         raise Unbounded("hooks of json")
     return machine.make(add(constant_size(1), *(scale(size_of(arg), 2) for arg in args)))
@@ -425,12 +429,20 @@ def _multiply(machine: Machine, left: AbstractValue, right: AbstractValue) -> Ab
 
 
 def _divide(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    """Return a bound for the result of a division, and count its steps.
+
+    They grow with the product of both sizes, as for long integers, unless the divisor is a small constant or a count.
+    """
     if _constant_number(right) is None and not are_counts(right):
         machine.spend(machine.loops.multiply(size_of(left), size_of(right)))
     return machine.make(add(constant_size(30), size_of(left), size_of(right)))
 
 
 def _modulo(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    """Return a bound for the result of `%`, and count its steps, as for a division.
+
+    Raise `Unbounded` unless the left side is known to be a number: on a text, `%` formats it.
+    """
     if _constant_number(left) is None and not are_counts(left):
         raise Unbounded("a text may be formatted so")
     return _divide(machine, left, right)

@@ -115,7 +115,10 @@ def _fields_of_dataclass(kind: type) -> dict[str, DataField] | None:
 
 
 def is_data(value: Any) -> bool:
-    """Return True for a value of the builtin types, and for containers of such values."""
+    """Return True for a value of the builtin types, and for containers of such values.
+
+    Types have to be exactly these: an object of a subclass may run code of the user's when it is read or compared.
+    """
     if type(value) is dict:
         return all(map(is_data, (*value, *value.values())))
     return type(value) in _PLAIN_TYPES or (type(value) in (list, tuple, set, frozenset) and all(map(is_data, value)))

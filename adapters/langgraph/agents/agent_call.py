@@ -116,7 +116,10 @@ class AgentCall:
         self.calls.close()
 
     def answer_of(self, call_id: str) -> AgentAnswer | None:
-        """Return the answer that a tool call is in, if it was listened to."""
+        """Return the answer that a tool call is in, if it was listened to.
+
+        `call_id`: the id that the model gave the call. May be called from any thread, as tools run on several.
+        """
         with self._lock:
             return self._answers_by_call.get(call_id)
 
@@ -251,7 +254,10 @@ class AgentAnswer:
         self._work = list(self.work_by_id.values())
 
     def _takes_time(self, call_id: str) -> bool:
-        """Return True if a call that is yet to be made will take its time there; False where most of it is done."""
+        """Return True if a call that is yet to be made will take its time there; False where most of it is done.
+
+        Most of it is done where its prefetch has ended, or where only its requests to engines were started early.
+        """
         work = self.work_by_id.get(call_id)
         return work is None or (work.prefetch is not None and not work.prefetch.is_done)
 
@@ -314,7 +320,10 @@ class NextPrompt:
             self._beginning.extend(prompt, have=self._call.prompt.flat())
 
     def add_result(self, message: Any) -> None:
-        """Add the result of a tool call. If it is no message of a tool, the rest of the prompt stays unknown."""
+        """Add the result of a tool call. If it is no message of a tool, the rest of the prompt stays unknown.
+
+        Each result makes more of the next prompt known, which is prefilled at once. May be called from any thread.
+        """
         with self._lock:
             if isinstance(message, ToolMessage):
                 self._results[message.tool_call_id] = message
@@ -326,7 +335,10 @@ class NextPrompt:
         return len(prompt.messages) > len(messages) and prompt.messages[: len(messages)] == messages
 
     def close(self) -> None:
-        """Stop prefilling: nobody needs it any more."""
+        """Stop prefilling: nobody needs it any more.
+
+        Results that come later are not prefilled. May be called from any thread.
+        """
         with self._lock:
             self._is_over = True
             self._beginning.close()

@@ -151,7 +151,10 @@ _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdl
 
 
 def _is_users(function: FunctionType) -> bool:
-    """Return True for a function of the user's: neither Python's, nor installed, nor ours."""
+    """Return True for a function of the user's: neither Python's, nor installed, nor ours.
+
+    It goes by the path of the file with the function's code, and by its module for this package.
+    """
     is_ours = str(function.__module__).startswith("teola_plugin.")
     return not is_ours and not function.__code__.co_filename.startswith(_INSTALLED)
 
@@ -175,7 +178,12 @@ class AgentTool:
     history: ToolHistory = field(default_factory=ToolHistory)
 
     def may_prefetch(self, config: RunnableConfig) -> bool:
-        """Return True if a call can be hidden from everybody who listens where the model is called with this config."""
+        """Return True if a call can be hidden from everybody who listens where the model is called with this config.
+
+        False also under a limit of concurrency in the config, and for a tool whose earlier prefetch had to be stopped
+        because it
+        reads what only its place in the graph gives it.
+        """
         is_heard = self.has_events and is_streamed(config)
         return self.can_be_prefetched and self.history.allows_prefetch(config) and not is_heard
 
@@ -203,7 +211,12 @@ class AgentTools:
     """Tools whose results are shown to the model next."""
 
     def is_interrupted(self, *stops: Collection[str] | str | None) -> bool:
-        """Return True if a graph that stops at these nodes (`interrupt_before`, ...) stops at one of ours."""
+        """Return True if a graph that stops at these nodes (`interrupt_before`, ...) stops at one of ours.
+
+        Each of `stops` is a collection of names, `*` for all nodes, or None for no stop. Ours are the nodes of models
+        and tools,
+        between which nothing may start early if somebody has to approve it.
+        """
         nodes = self.models | self.nodes
         return any(stop == "*" or (not isinstance(stop, str) and not nodes.isdisjoint(stop or ())) for stop in stops)
 

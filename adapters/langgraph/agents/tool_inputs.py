@@ -121,7 +121,10 @@ class ToolPlanner:
     speculate: str = "auto"
 
     def may_prefetch(self) -> bool:
-        """Return False where the user has switched off everything that runs before its place."""
+        """Return False where the user has switched off everything that runs before its place.
+
+        That is `speculate="off"`, or no passes at all, in the options of `accelerate` or else of the pool.
+        """
         passes = self.pool.passes if self.passes is None else self.passes
         return self.speculate != "off" and bool(passes)
 
@@ -142,7 +145,12 @@ class ToolWork:
     """Returns the graph's input for the arguments that the model writes. Raises for those that the tool refuses."""
 
     def start(self, run: QueryRun, args: Mapping[str, Any]) -> SubplanRun:
-        """Start the requests as a part of a live query. Raises what `to_input` raises."""
+        """Start the requests as a part of a live query. Raises what `to_input` raises.
+
+        `args`: the arguments that the model wrote for the tool. Requests that the tool itself makes later may take over
+        the
+        results.
+        """
         value = self.to_input(args)
         graph = self.planner.plan(self.traced, value).graph
         form = current_position.get().form  # that of the model's node: its tools get the same handlers

@@ -143,12 +143,19 @@ class ToolPrefetch:
         raise RequiresRuntimeContext if self._is_stopped else TypeError
 
     def run_on_thread(self, run: QueryRun) -> None:
-        """Make the call, on a thread of its own."""
+        """Make the call, on a thread of its own.
+
+        Nothing is returned or raised: the call in its place takes the result, and is made by the original if this one
+        failed.
+        """
         with self._ending(run), untraced():
             list(self._scope.items(self._invocation))
 
     async def run_on_loop(self, run: QueryRun) -> None:
-        """Make the call, as a task."""
+        """Make the call, as a task.
+
+        It is `run_on_thread` for a tool that is awaited; cancelling the task ends the call.
+        """
         with self._ending(run), untraced():
             async for _ in self._scope.aitems(self._invocation):
                 pass
@@ -235,6 +242,10 @@ class _Absent:
         object.__setattr__(self, "teola_stop", stop)
 
     def __getattr__(self, name: str) -> Any:
+        """Stop the prefetch, because the tool reads something that exists only at its place in the run.
+
+        Special names raise `AttributeError` instead, since the value is copied together with the config that holds it.
+        """
         if name.startswith("__"):  # it is copied with its config
             raise AttributeError(name)
         object.__getattribute__(self, "teola_stop")()
@@ -286,7 +297,11 @@ class NestedEvents(BaseCallbackHandler):
             handle_event(manager.handlers, name, _IGNORED_BY[name], *args, **kwargs)  # type: ignore[union-attr]
 
     async def areport(self, config: RunnableConfig) -> None:
-        """`report` for a loop, where async handlers are awaited."""
+        """Report the recorded events to the handlers of a config, as `report` does, and await async handlers.
+
+        Called where the original makes the tool's call and takes the prefetched result. Without events nothing is
+        configured.
+        """
         manager = AsyncCallbackManager.configure(**_as_configured(config)) if self._events else None
         for event in self._events:
             name, args, kwargs = self._moved(event, manager)
@@ -319,6 +334,12 @@ def _recorder(name: str) -> Callable[..., None]:
     """Return the handler method for one kind of event, which keeps the event until the outcome is claimed."""
 
     def record(self: NestedEvents, *args: Any, **kwargs: Any) -> None:
+        """Record one event of what the tool's function calls, to be reported when the original makes the call.
+
+        `stop` raises first where somebody would have to hear of it at once. The input of a start is copied, as far as
+        it can be,
+        since what is called may change it.
+        """
         self.stop()
         if name.endswith("_start"):  # what is called may change its input before this is told
             with contextlib.suppress(NotCopied):
