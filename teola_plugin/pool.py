@@ -321,7 +321,12 @@ class EnginePool:
         return self.runtime.admin(engine, method, *args)
 
     def clean_up(self, engine: str, method: str, *args: Any) -> Future[Any]:
-        """`admin`, for which nobody waits but a `close()`."""
+        """Call a method of an engine as `admin` does, for a caller that does not wait for it; `close()` waits a while
+        for it.
+
+        Workflows delete their temporary collections with it. Raises what `admin` raises, such as for a pool that is
+        closed.
+        """
         result = self.admin(engine, method, *args)
         self._outstanding.add(result)
         result.add_done_callback(self._outstanding.discard)

@@ -54,6 +54,8 @@ def replicas_of(name: str, engines: Engine | Sequence[Engine]) -> tuple[Engine, 
 
 
 def _checked(obj: object, name: str = "") -> Engine:
+    """Return an engine as it is. Raise RegistrationError for a class, or an object that lacks one of an engine's
+    methods."""
     if isinstance(obj, type) or not all(callable(getattr(obj, method, None)) for method in _METHODS):
         raise _no_engines(obj, name)
     return cast(Engine, obj)
@@ -118,7 +120,12 @@ def _policy(name: str) -> BatchPolicy:
 
 
 def sink_of(tracing: str | TracerProvider | None, engines: Mapping[str, Sequence[Engine]]) -> TraceSink | None:
-    """Return the sink for traces besides `pool.traces`. It reads an engine's model name once the engine has started."""
+    """Return the sink for traces besides `pool.traces`. It reads an engine's model name once the engine has started.
+
+    Args:
+        tracing: None for no further sink; otherwise what `tracing_sink` accepts.
+        engines: The replicas of the pool's engines, by the engine's name.
+    """
     if tracing is None:
         return None
     return tracing_sink(tracing, lambda name: engines[name][0].versions().get("model", "") if name in engines else "")

@@ -80,7 +80,10 @@ def simple(measure: Measure) -> Callable[[_Call], _Call]:
 
 
 def own_thread(call: _Call) -> _Call:
-    """Mark a function of the user's that may take long, and that no other code of its query waits for."""
+    """Mark a function of the user's that may take long, and that no other code of its query waits for.
+
+    The runtime gives it one of the query's further threads, so that functions of one workflow can run at the same time.
+    """
     call.teola_own_thread = True  # type: ignore[attr-defined]
     return call
 
@@ -91,7 +94,10 @@ def has_own_thread(call: object) -> bool:
 
 
 def runs_on_loop(call: object, argument: object = None) -> bool:
-    """Return True if the function may run on the loop with this argument; without one, with any argument."""
+    """Return True if the function may run on the loop with this argument; without one, with any argument.
+
+    A function may do so if `on_loop` marks it, or if it has a measure by which this argument is short: 16,384 at most.
+    """
     if getattr(call, "teola_on_loop", False):
         return True
     measure: Measure | None = getattr(call, "teola_measure", None)

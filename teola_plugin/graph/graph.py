@@ -307,7 +307,10 @@ class GraphEdit:
         return name in self._by_id
 
     def add(self, *primitives: Primitive) -> None:
-        """Add primitives. Raise GraphError if the graph has one of their ids already."""
+        """Add primitives. Raise GraphError if the graph has one of their ids already.
+
+        They may read primitives that are added later: references are checked when the edit is frozen.
+        """
         for p in primitives:
             if p.id in self._by_id:
                 raise GraphError(f"primitive {p.id!r} is in the graph already.", hint="choose another id")
@@ -337,7 +340,10 @@ class GraphEdit:
             self._output = redirected(self._output)
 
     def freeze(self) -> Graph:
-        """Return the new graph: the original object if nothing was changed."""
+        """Return the new graph: the original object if nothing was changed.
+
+        Raise GraphError if a primitive of the new graph reads one that is not there.
+        """
         if self._output == self._graph.output and self._by_id == self._before:
             return self._graph
         return Graph(self._by_id.values(), self._output, base=self._graph)

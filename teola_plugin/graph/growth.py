@@ -28,7 +28,10 @@ class Growth:
 
 
 def growths(graph: Graph) -> tuple[Growth, ...]:
-    """Return the growths of all prefillings that are marked to grow with a MAP."""
+    """Return the growths of all prefillings that are marked to grow with a MAP.
+
+    Prefillings whose mark does not fit the graph are left out. The graph's cached ancestors are dropped at the end.
+    """
     marked = [(p, p.attributes.grows_with) for p in graph if p.prefills and p.attributes.grows_with]
     candidates = [growth(graph, p, holder) for p, holder in marked]
     graph.forget_ancestors()

@@ -147,7 +147,10 @@ class Attributes:
     """PARTIAL_PREFILLING: `idle` for a warm-up that waits until its engine is idle."""
 
     def with_(self, **changes: Any) -> Attributes:
-        """Return a copy with some fields changed. (`dataclasses.replace` takes three times as long.)"""
+        """Return a copy with some fields changed. (`dataclasses.replace` takes three times as long.)
+
+        Raise KeyError for a name that is no field.
+        """
         values = list(_attribute_values(self))
         for name, value in changes.items():
             values[_ATTRIBUTE_POSITIONS[name]] = value
@@ -219,7 +222,10 @@ class Primitive:
 
     @property
     def producers(self) -> tuple[str, ...]:
-        """The producers of the values that it reads, each once."""
+        """The producers of the values that it reads, each once.
+
+        Those of speculative references count, too, so that a value is kept for a reader that may come.
+        """
         producers = [ref.producer for _, ref in self.inputs]
         if self.speculative_refs:
             producers += [ref.producer for ref in self.speculative_refs]
@@ -254,7 +260,10 @@ class Primitive:
         return self.kind in FRAGMENT_KINDS
 
     def with_(self, **changes: Any) -> Primitive:
-        """Return a copy with some fields changed. (`dataclasses.replace` takes twice as long.)"""
+        """Return a copy with some fields changed. (`dataclasses.replace` takes twice as long.)
+
+        Raise KeyError for a name that is no field.
+        """
         values = list(_values(self))
         for name, value in changes.items():
             values[_POSITIONS[name]] = value

@@ -358,7 +358,10 @@ class EngineProfile:
         return replace(self, curves=curves, verifying={n: curve.scaled(factor) for n, curve in self.verifying.items()})
 
     def step(self, drafted: float, batch: float) -> float:
-        """Return the seconds of a decoding step of `batch` requests with `drafted` tokens each; 0 if not measured."""
+        """Return the seconds of a decoding step of `batch` requests with `drafted` tokens each; 0 if not measured.
+
+        Between measured sizes the duration is interpolated.
+        """
         if not self.verifying:
             return 0.0
         points = tuple((rows, self.verifying[rows](drafted)) for rows in sorted(self.verifying))
@@ -373,7 +376,10 @@ class EngineProfile:
         return kind in self.curves or _SAME_AS.get(kind, kind) in self.curves
 
     def seconds(self, kind: PrimitiveKind, size: float) -> float:
-        """Return the expected seconds of `size` units of `kind` on an idle replica; 0 if not measured."""
+        """Return the expected seconds of `size` units of `kind` on an idle replica; 0 if not measured.
+
+        `size` is in the unit of the kind's curve. Kinds that take as long as another one share its curve.
+        """
         curve = self.curves.get(kind) or self.curves.get(_SAME_AS.get(kind, kind))
         return curve(size) if curve is not None else 0.0
 

@@ -99,7 +99,10 @@ class _PathFinder:
             self._scopes = {0: _CodeScope(None, trace.started, self._wait_for_graph())}
 
     def path(self) -> tuple[PathStep, ...]:
-        """Walk back from the end of the query, and return the steps of the path from its beginning on."""
+        """Walk back from the end of the query, and return the steps of the path from its beginning on.
+
+        Return () if nothing was recorded: no waits, no spans and no steps.
+        """
         if self._trace.waits is None and not self._spans and not self._trace.steps:
             return ()
         self._walk_code(self._scopes[0])
@@ -134,7 +137,10 @@ class _PathFinder:
         return scopes
 
     def _claimer_of(self, prefetched: Step) -> Step | None:
-        """Return the call of a tool that waited for the prefetched run of its function."""
+        """Return the call of a tool that waited for the prefetched run of its function.
+
+        Return None if no call of that tool was open when the prefetched run ended.
+        """
         end = prefetched.ended if prefetched.ended is not None else self._trace.ended
         kind, name = prefetched.kind, prefetched.name
         calls = (s for s in self._trace.steps if s.kind == kind and s.name == name and not s.is_prefetched)
@@ -254,7 +260,10 @@ class _PathFinder:
             span = before
 
     def _back_to(self, since: float) -> float:
-        """Move `_at` back to `since`. Return the seconds in between."""
+        """Move `_at` back to `since`. Return the seconds in between.
+
+        `since` is limited to the time between the query's start and `_at`, so that the path never goes forward.
+        """
         since = min(self._at, max(self._trace.started, since))
         seconds, self._at = self._at - since, since
         return seconds
@@ -280,6 +289,8 @@ def _has_run(span: Span) -> bool:
 
 
 def _end(item: Wait | Step, trace: QueryTrace) -> float:
+    """Return the time at which a wait or a step ended, in seconds on the runtime's clock; the query's end if it never
+    did."""
     if isinstance(item, Wait):
         return item.answered
     return trace.ended if item.ended is None else item.ended

@@ -80,6 +80,10 @@ def write_chrome_trace(
 
 
 def _extent(trace: QueryTrace, one: Span | Step) -> tuple[float, float]:
+    """Return the beginning and the end of a span or step, in seconds; one that never ended goes on to the query's end.
+
+    The end is never before the beginning. A span begins when it was queued.
+    """
     if isinstance(one, Step):
         return one.began, max(one.began, trace.ended if one.ended is None else one.ended)
     return one.queued, max(one.begin, trace.ended if one.done is None else one.done)

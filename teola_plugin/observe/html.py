@@ -62,7 +62,10 @@ def grouped(traces: Sequence[QueryTrace], labels: Sequence[str], seconds: Sequen
 
 
 def _names(traces: Sequence[QueryTrace]) -> list[str]:
-    """Return different names for traces without labels."""
+    """Return different names for traces without labels.
+
+    They are the names of the apps if all have different ones, else the ids of the queries, else numbered names.
+    """
     for names in ([t.app for t in traces], [t.query_id for t in traces]):
         if all(names) and len(set(names)) == len(names):
             return names

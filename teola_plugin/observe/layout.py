@@ -88,6 +88,10 @@ def _layers(view: GraphView) -> dict[str, int]:
 
 
 def _chain(edge: tuple[str, str], layer_of: Mapping[str, int]) -> list[str]:
+    """Return the nodes of an edge that crosses layers: its source, a placeholder in each layer between, and its target.
+
+    A placeholder's name begins with a null character, so that no primitive has the same one.
+    """
     source, target = edge
     crossed = range(layer_of[source] + 1, layer_of[target])
     return [source, *(f"\0{source}\0{target}\0{layer}" for layer in crossed), target]

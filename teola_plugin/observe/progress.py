@@ -63,6 +63,11 @@ def progress(total: float | None, description: str, *, quiet: bool | None = None
 
 
 def _is_quiet(quiet: bool | None) -> bool:
+    """Return True if no progress is to be shown.
+
+    Args:
+        quiet: The caller's wish; None leaves it to `TEOLA_QUIET`, and to whether stderr is a terminal.
+    """
     if quiet is not None:
         return quiet
     return os.environ.get("TEOLA_QUIET", "0") not in ("", "0") or not sys.stderr.isatty()

@@ -224,7 +224,10 @@ class TraceRecorder:
         return next((t for t in reversed(self._traces) if t.query_id == query_id), None)
 
     def begin(self, query_id: str, app: str, at: float, *, ago: float = 0.0, tenant: str = "") -> None:
-        """Note that a query starts, or did so `ago` seconds before. `at`: seconds on the runtime's clock."""
+        """Note that a query starts, or did so `ago` seconds before. `at`: seconds on the runtime's clock.
+
+        The sink for traces, if there is one, is informed at once.
+        """
         self._open[query_id] = OpenQuery(app, at, self._wall() - ago if self._wall else 0.0, self._max_spans, tenant)
         if self.sink is not None:
             self.sink.query_began(query_id)
@@ -289,7 +292,10 @@ class TraceRecorder:
         return True
 
     def names(self, query_id: str, primitive: str) -> tuple[str, ...]:
-        """Return the primitives for which the span of this one stands."""
+        """Return the primitives for which the span of this one stands.
+
+        One span stands for several primitives where an engine ran them as one request.
+        """
         span = self._find(query_id, primitive)
         return (primitive,) if span is None else tuple(dict.fromkeys((primitive, *span.also)))
 
@@ -324,7 +330,10 @@ class TraceRecorder:
                 span.done = max(span.done or merged.done, merged.done)
 
     def correct_times(self, query_id: str, primitive: str, began: float | None, end: float | None) -> None:
-        """Correct the times of a primitive that become known later only; `began` is None if it never ran."""
+        """Correct the times of a primitive that become known later only; `began` is None if it never ran.
+
+        Times are seconds on the runtime's clock. An `end` of None leaves the recorded one.
+        """
         span = self._find(query_id, primitive)
         if span is not None:
             span.queued = span.queued if began is None else min(span.queued, began)
@@ -341,7 +350,10 @@ class TraceRecorder:
         span.batch = batch if batch >= 0 else span.batch
 
     def first(self, query_id: str, primitive: str, at: float) -> None:
-        """Record that a piece came. Only the first one counts."""
+        """Record that a piece came. Only the first one counts.
+
+        `at`: seconds on the runtime's clock. Unknown queries and primitives are ignored.
+        """
         span = self._find(query_id, primitive)
         if span is not None and span.first is None:
             span.first = at
@@ -436,7 +448,11 @@ class TraceRecorder:
         return trace
 
     def story(self, query_id: str, max_lines: int = 50) -> tuple[str, ...]:
-        """Return one line for each of the last `max_lines` primitives of a running query."""
+        """Return one line for each of the last `max_lines` primitives of a running query.
+
+        A `QueryError` carries these lines, so that a failed query says how far it came. Return () once the query has
+        ended.
+        """
         query = self._open.get(query_id)
         if query is None:
             return ()

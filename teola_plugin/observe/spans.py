@@ -186,7 +186,10 @@ class QueryTrace:
         return total
 
     def wasted(self) -> tuple[int, int]:
-        """Return the numbers of spans and tokens of requests that engines began and whose results nobody used."""
+        """Return the numbers of spans and tokens of requests that engines began and whose results nobody used.
+
+        Tokens are those of the prompts and those generated. Requests that never began cost nothing, and do not count.
+        """
         wasted = [s for s in self.spans if s.unused and s.started is not None and s.engine]
         return len(wasted), sum(s.tokens + s.written for s in wasted)
 

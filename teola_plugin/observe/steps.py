@@ -82,7 +82,10 @@ class OpenStep:
         self.facts = facts
 
     def snapshot(self) -> Step:
-        """Return the step as it is now."""
+        """Return the step as it is now.
+
+        Without an outcome it counts as `done` if it has ended, else as `cancelled`.
+        """
         outcome = self.outcome or ("done" if self.ended_at is not None else "cancelled")
         facts = tuple((key, _fact(value)) for key, value in self.facts.items())
         return Step(self.id, self.kind, self.name, self.began, self.ended_at, self.parent, outcome, facts)
@@ -105,6 +108,7 @@ class StepLog:
     """
 
     def __init__(self, max_steps: int = MAX_STEPS) -> None:
+        """Create an empty log that keeps at most `max_steps` steps: half of them the first ones, half the latest."""
         self._half = max(1, max_steps // 2)
         self._first: list[OpenStep] = []
         self._latest: deque[OpenStep] = deque(maxlen=self._half)
@@ -131,7 +135,10 @@ class StepLog:
             step.outcome, step.ended_at = outcome, at
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the steps that are kept, in the order in which they began."""
+        """Return the steps that are kept, in the order in which they began.
+
+        Of a long query, the log keeps the first and the latest ones, `max_steps` in all. May be called from any thread.
+        """
         with self._lock:
             return tuple(step.snapshot() for step in (*self._first, *self._latest))
 
@@ -198,6 +205,7 @@ class WaitLog:
     """The calls of one query, written from any thread. If there are more than `max_waits`, the latest are kept."""
 
     def __init__(self, max_waits: int = MAX_WAITS) -> None:
+        """Create an empty log that keeps the latest `max_waits` waits, and as many of the latest provider calls."""
         self._waits: deque[OpenWait] = deque(maxlen=max_waits)
         self._provider_calls: deque[TracedCall] = deque(maxlen=max_waits)
         self._lock = threading.Lock()
@@ -214,7 +222,12 @@ class WaitLog:
             return tuple(self._provider_calls)
 
     def begin(self, at: float, step: int = 0) -> OpenWait:
-        """Note that the original makes a call, and waits from now on."""
+        """Note that the original makes a call, and waits from now on.
+
+        Args:
+            at: Seconds on the runtime's clock.
+            step: The id of the original's step that makes the call; 0 if there is none.
+        """
         wait = OpenWait(at, step)
         with self._lock:
             self._waits.append(wait)

@@ -73,7 +73,10 @@ def text(x: float, y: float, content: str, cls: str = "", **attributes: object) 
 
 
 def fitted(label: str, width: float, size: float) -> str:
-    """Return `label` cut to `width` pixels of monospaced text; empty if too little of it would be left."""
+    """Return `label` cut to `width` pixels of monospaced text; empty if too little of it would be left.
+
+    `size` is the font's size in pixels. Too little means fewer than 9 characters of a label that has more.
+    """
     room = int(width / (size * MONO))
     return "" if room < min(9, len(label)) else shortened(label, room)
 

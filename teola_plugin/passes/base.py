@@ -55,7 +55,10 @@ class PassContext:
         return self.profiles.get(engine)
 
     def overlap(self, first: str, second: str) -> bool:
-        """Return True if two engines can work at the same time: they are different and do not share a device."""
+        """Return True if two engines can work at the same time: they are different and do not share a device.
+
+        Engines without a profile count as separate, since nothing is known of their devices.
+        """
         if first == second:
             return False
         one, other = self.profiles.get(first), self.profiles.get(second)
@@ -66,13 +69,20 @@ class PassContext:
         return self.speculate == "all" or (self.speculate == "auto" and engine in self.profiles)
 
     def may_predict(self, *engines: str) -> bool:
-        """Return True if requests on predicted values may be sent to all of `engines`."""
+        """Return True if requests on predicted values may be sent to all of `engines`.
+
+        If `speculate` is `auto`, each of them must have a profile and be declared dedicated. Otherwise only `all`
+        allows it.
+        """
         if self.speculate != "auto":
             return self.speculate == "all"
         return all(engine in self.profiles for engine in engines if engine) and self.may_ask(*engines)
 
     def may_ask(self, *engines: str) -> bool:
-        """Return True if each of these engines is declared dedicated, or `speculate` allows all."""
+        """Return True if each of these engines is declared dedicated, or `speculate` allows all.
+
+        Engines without a profile do not count.
+        """
         profiles = (self.profiles.get(engine) for engine in engines)
         return self.speculate == "all" or all(profile.dedicated for profile in profiles if profile is not None)
 
@@ -319,7 +329,10 @@ class GraphCache:
         return len(self._entries)
 
     def clear(self) -> None:
-        """Forget all plans, and all keys of templates."""
+        """Forget all plans, and all keys of templates.
+
+        May be called from any thread.
+        """
         with self._lock:
             self._entries.clear()
             self._structures.clear()

@@ -41,7 +41,12 @@ def ready_times(graph: Graph, context: PassContext) -> dict[str, float]:
 
 
 def remaining_times(graph: Graph, context: PassContext) -> dict[str, float]:
-    """Return the seconds from each primitive's start to the end of the graph, along the longest path."""
+    """Return the seconds from each primitive's start to the end of the graph, along the longest path.
+
+    The seconds are those expected on idle engines; primitives of unknown duration count with what `seconds` says of
+    them.
+    Policies such as `CriticalPath` order requests by them.
+    """
     remaining: dict[str, float] = {}
     for p in reversed(tuple(graph)):
         remaining[p.id] = seconds(p, context) + max([remaining[name] for name in graph.children(p.id)], default=0.0)
@@ -62,7 +67,10 @@ def seconds(p: Primitive, context: PassContext) -> float:
 
 
 def has_known_duration(p: Primitive, context: PassContext) -> bool:
-    """Return True if the duration of `p` is known: its engine was measured for this kind, or no engine runs it."""
+    """Return True if the duration of `p` is known: its engine was measured for this kind, or no engine runs it.
+
+    Return False for an engine without a profile.
+    """
     if p.kind not in ENGINE_KINDS:
         return True
     profile = context.profiles.get(p.engine)

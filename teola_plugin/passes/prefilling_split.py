@@ -165,7 +165,11 @@ def _ready_times_of_parts(p: Primitive, ready: dict[str, float]) -> Iterator[flo
 
 
 def _is_long_enough(p: Primitive, start: int, end: int, profile: EngineProfile) -> bool:
-    """Return True if the run adds enough tokens, or is not the first and has a variable of unknown length."""
+    """Return True if the run adds enough tokens, or is not the first and has a variable of unknown length.
+
+    `start` and `end` are positions in the primitive's prompt parts; `min_split_tokens` of the engine's profile is the
+    least number of tokens.
+    """
     run = p.prompt[start:end]
     if tokens(run) >= profile.min_split_tokens:
         return True

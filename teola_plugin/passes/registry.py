@@ -48,7 +48,10 @@ def find_pass(name: str) -> Pass:
 
 
 def resolve_passes(passes: Iterable[Pass | str]) -> tuple[Pass, ...]:
-    """Return `passes` with each name replaced by its pass. Raise RegistrationError for an unknown name."""
+    """Return `passes` with each name replaced by its pass. Raise RegistrationError for an unknown name.
+
+    Raise it also for a single text, which is iterable, but no list of passes.
+    """
     if isinstance(passes, str):
         raise RegistrationError(f"passes is the text {passes!r}.", hint=f"give a list: passes=[{passes!r}]")
     return tuple(find_pass(one) if isinstance(one, str) else one for one in passes)

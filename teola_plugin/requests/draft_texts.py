@@ -42,7 +42,10 @@ def texts_of(payload: object) -> tuple[str, ...]:
 
 
 def calls_in(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the tool calls that the model made in this conversation, the latest first."""
+    """Return the tool calls that the model made in this conversation, the latest first.
+
+    Drafts are made of them, since a model often repeats a call. Each is one line of JSON, as models write them.
+    """
     answers = [m.content for m in reversed(messages) if m.role == "assistant"]
     lines = (line for content in answers for line in reversed(_LINE_END.split(content)))
     calls = dict.fromkeys(line for line in lines if line.startswith('{"name": ') and line.endswith("}"))

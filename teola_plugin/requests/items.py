@@ -38,6 +38,10 @@ class ItemStream:
     """
 
     def __init__(self, kind: str) -> None:
+        """Create a reader of the items of a list, in a text that comes in pieces.
+
+        Raise RegistrationError for a `kind` that is none of the known ones.
+        """
         if kind not in _READERS:
             raise unknown_name("list kind", kind, list(_READERS))
         self.kind = kind

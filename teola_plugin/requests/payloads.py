@@ -334,7 +334,10 @@ Result = Piece | Done | Failed
 
 
 def advice(error: BaseException) -> str:
-    """Return a hint for an error that was raised while a payload was read."""
+    """Return a hint for an error that was raised while a payload was read.
+
+    Engines give it with their error, so that the user sees which of the values sent is to be mended.
+    """
     if isinstance(error, UnicodeError):
         return "clean the text: text.encode('utf-8', 'replace').decode() leaves no half of a character"
     return "look at the values that are sent: texts are str, vectors are flat sequences of numbers"

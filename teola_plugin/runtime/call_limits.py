@@ -37,12 +37,20 @@ class ConcurrencyLimit:
         tell_of_forks(self)
 
     def forked(self) -> None:
-        """Start anew in a child process, where the parent's calls do not end."""
+        """Start anew in a child process, where the parent's calls do not end.
+
+        Called in each forked child by `runtime.threads`, before other code runs there.
+        """
         self.original_calls = self.prefetched_calls = 0
         self.waiting = []
 
     def is_open(self, *, is_prefetch: bool) -> bool:
-        """Return True if another call may begin."""
+        """Return True if another call may begin.
+
+        Above the limit, an original's call is admitted only while no prefetched call runs: the original alone decides
+        how many
+        calls of its own run at once. The caller holds the lock.
+        """
         if self.original_calls + self.prefetched_calls < self.limit:
             return True
         return not is_prefetch and not self.prefetched_calls
@@ -59,6 +67,10 @@ class Permit:
     """The leave to call, by all of some limits at once: `with` blocks until it is granted, `async with` waits."""
 
     def __init__(self, limits: Sequence[ConcurrencyLimit], *, is_prefetch: bool) -> None:
+        """Create a permit that is not granted yet.
+
+        Calls that code within a prefetched call makes have no limits of their own, unless they are prefetched, too.
+        """
         self._limits = () if is_inside_prefetch.get() and not is_prefetch else limits
         self._is_prefetch = is_prefetch
         self._granted = False

@@ -247,7 +247,10 @@ class ClaimTable(Generic[Entry]):
             return any(entry.is_claimable for entry in self._entries.get(key, ()))
 
     def __iter__(self) -> Iterator[Entry]:
-        """Iterate over the entries of this moment."""
+        """Iterate over the entries of this moment.
+
+        May be used from any thread: entries that are added or dropped meanwhile do not disturb it.
+        """
         with self._lock:
             entries = [entry for entries in self._entries.values() for entry in entries]
         return iter(entries)
@@ -268,6 +271,10 @@ class ClaimTable(Generic[Entry]):
         self._has_lookahead |= graph.lookahead
 
     def _add(self, key: Hashable | None, entry: Entry) -> None:
+        """Enter an entry under its request key, unless the rule of its payload forbids that anybody else claims it.
+
+        The caller holds the lock. A `key` of None means that requests of this kind have no key.
+        """
         if key is not None and entry.claims.rule is not ClaimRule.ALONE:
             entry.claims.key = key
             self._entries.setdefault(key, []).append(entry)
@@ -300,7 +307,10 @@ class ClaimTable(Generic[Entry]):
             self._drop(entry)
 
     def drop_writes(self, is_outdated: Callable[[Entry], bool]) -> None:
-        """Forget the ended writes of which `is_outdated` is true."""
+        """Forget the ended writes of which `is_outdated` is true.
+
+        `is_outdated` is called under the table's lock: it must be quick, and must not use the table.
+        """
         with self._lock:
             for entry in [entry for entry in self._writes.values() if is_outdated(entry)]:
                 self._drop(entry)
@@ -397,7 +407,10 @@ _RULES: dict[type, ClaimRule] = {
 
 
 def rule_of(payload: Any) -> ClaimRule:
-    """Return the claim rule of a payload's kind."""
+    """Return the claim rule of a payload's kind.
+
+    A tool is claimed only if it is declared read-only; a payload of an unknown type is never claimed by another call.
+    """
     if type(payload) is CallTool and payload.read_only:
         return ClaimRule.ONCE_PER_CALLER
     return _RULES.get(type(payload), ClaimRule.ALONE)
@@ -455,6 +468,11 @@ def _tool_key(payload: CallTool) -> Hashable | None:
 
 
 def _row_key(payload: IngestRow) -> Hashable:
+    """Return the request key of a row that is written: collection, id, text, metadata with types, and the vector's
+    digest.
+
+    A vector that stays in a shared pool is known by identity, since its numbers are elsewhere.
+    """
     chunk, vector = payload.chunk, payload.vector
     digest = ("kept", id(vector)) if isinstance(vector, RemoteValue) else _digest(_vector_bytes(vector))
     return "row", payload.collection, chunk.id, chunk.text, typed(dict(chunk.metadata)), digest

@@ -322,7 +322,10 @@ class EngineRequest:
         self.raise_urgency(request_context)
 
     def raise_urgency(self, request_context: RequestContext) -> None:
-        """Make the request as urgent as this context requires."""
+        """Make the request as urgent as this context requires.
+
+        A request that several callers share is as urgent as the most urgent of them requires.
+        """
         if request_context is not self.request_context:
             self.request_context = more_urgent(self.request_context, request_context)
 
@@ -477,7 +480,12 @@ class RequestTable:
         return request
 
     def end(self, request: EngineRequest, value: Any, error: BaseException | None) -> None:
-        """End a request for everybody who waits for it. Forget it if nobody can claim it any more."""
+        """End a request for everybody who waits for it. Forget it if nobody can claim it any more.
+
+        Args:
+            value: The result; None for a failed request.
+            error: What went wrong; None for a request that succeeded.
+        """
         requests = self._queries.get(request.request.query)
         request.resolve(value, error)
         if requests is not None and requests.open.pop(request.request.id, None) is not None:
@@ -537,7 +545,10 @@ class Writes:
             self._counts[engine, payload.collection] += 1
 
     def note_call(self, engine: str, method: str, args: Sequence[Any]) -> bool:
-        """Count a call of an engine's method, with the collection first. Return True if it may have written."""
+        """Count a call of an engine's method, with the collection first. Return True if it may have written.
+
+        A method writes if its name begins with `delete` or `forget` and its first argument is a text.
+        """
         writes = method.startswith(("delete", "forget")) and bool(args) and isinstance(args[0], str)
         if writes:
             self._counts[engine, args[0]] += 1

@@ -115,7 +115,10 @@ class LocalRuntime:
             self._start = None
 
     def break_off(self) -> None:
-        """Break off a `start` on another thread: it fails as closed. Engines that have started are stopped again."""
+        """Break off a `start` on another thread: it fails as closed. Engines that have started are stopped again.
+
+        `EnginePool.close` calls this before it takes the lock that the starting thread holds.
+        """
         if (start := self._start) is not None:
             start.cancel()
 
@@ -200,7 +203,10 @@ class LocalRuntime:
         self._open({engine.name: self._port_of(engine.name, [engine])})
 
     def attach(self, engine: Engine) -> None:
-        """Add an engine that needs no start and no stop (the client's own objects); once per name."""
+        """Add an engine that needs no start and no stop (the client's own objects); once per name.
+
+        Raise EngineUnavailable if the pool is not running. The engine is added on the loop, soon.
+        """
         self._need_running()
         if engine.name not in self._ports:
             self.loop.post(self._attach, engine)
@@ -323,11 +329,17 @@ class LocalRuntime:
         self.loop.try_post(self._driver.observe, run, primitive, value, self.time())
 
     def close_run(self, run: QueryRun) -> None:
+        """Close a query whose original has its answer or gave up, so that requests that nobody claimed are dropped.
+
+        May be called from any thread, and more than once. The end of the query counts from now, even if the loop is
+        busy.
+        """
         if not run.closed:
             run.closed, run.ended_at = True, self.time()  # now, however busy the loop is
             self.loop.try_post(lambda: self._driver.post(Close(self._driver.now(), run.id)))
 
     def cancel_run(self, run: QueryRun) -> None:
+        """Cancel a query whose caller has given up. May be called from any thread, and more than once."""
         if not run.closed:
             run.closed, run.ended_at = True, self.time()
             self.loop.try_post(lambda: self._driver.post(CancelQuery(self._driver.now(), run.id)))
@@ -419,6 +431,7 @@ class LocalRuntime:
         self.loop.run(self.areset()).result(60)
 
     async def areset(self) -> None:
+        """Empty the caches of all engines, one replica after another. Raises what an engine's `reset` raises."""
         for replicas in self._engines.values():
             for engine in replicas:
                 await engine.reset()

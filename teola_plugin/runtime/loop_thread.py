@@ -56,7 +56,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Raises `EngineUnavailable` before `start`."""
+        """The event loop on which engines and queries run. Raise `EngineUnavailable` before `start`."""
         if self._loop is None:
             raise pool_not_started()
         return self._loop
@@ -116,7 +116,10 @@ class LoopThread:
                 log.error("a callback on the pool's loop raised %r; the loop goes on", error, exc_info=error)
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed."""
+        """Run `function` on the loop soon; from any thread. Raises `EngineUnavailable` once the pool is closed.
+
+        It runs in a copy of the caller's context. What it raises does not reach the caller.
+        """
         if not self.try_post(function, *args):
             raise self._closed_reason()
 
@@ -252,7 +255,10 @@ class SameLoop:
     post_lazily = try_post
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Run a coroutine as a task of the caller's loop, and return a future of its outcome."""
+        """Run a coroutine as a task of the caller's loop, and return a future of its outcome.
+
+        Call it on that loop. Nobody may block on the future in the loop's thread: the task could then never run.
+        """
         future: Future[Any] = Future()
         task = self.loop.create_task(coroutine)
         task.add_done_callback(lambda _: _copy_outcome(task, future))
@@ -311,7 +317,10 @@ class PieceLog:
             wake()
 
     def take(self, start: int, wake: Callable[[], None]) -> tuple[list[Piece], bool]:
-        """Return the pieces from `start` on, and True if the log is closed. If neither, `wake` is called later."""
+        """Return the pieces from `start` on, and True if the log is closed. If neither, `wake` is called later.
+
+        `start` counts pieces from 0. `wake` is not called if something is returned, or the log is closed already.
+        """
         with self._lock:
             if len(self._pieces) <= start and not self._closed:
                 self._wakers.append(wake)
@@ -426,7 +435,10 @@ class CallHandle:
             raise
 
     def cancel(self) -> None:
-        """Give the results up. The engine stops, unless another part of the query needs them."""
+        """Give the results up. The engine stops, unless another part of the query needs them.
+
+        Does nothing once the results are there.
+        """
         if not self._future.done():
             self._cancel()
 

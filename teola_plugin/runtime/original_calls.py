@@ -108,6 +108,7 @@ class OriginalCalls:
 
     @staticmethod
     def _refuse(call: RequestedCall, error: BaseException) -> None:
+        """Fail a call of the original without a request for it, and end the stream of its pieces, if it reads one."""
         call.future.set_exception(error)
         if call.log is not None:
             call.log.close()
@@ -138,6 +139,7 @@ class OriginalCalls:
         return True
 
     def _time_out(self, call: RequestedCall, name: str) -> None:
+        """Fail a call that has no result by its deadline, and give up its requests."""
         if not call.future.done():
             self._refuse(call, _too_late(name))
             self.give_up(call)

@@ -18,7 +18,10 @@ _SINGLE = frozenset({_K.FOLD, _K.BRANCH})
 
 
 def hands_on(call: _Call) -> _Call:
-    """Mark a function of one value, a generation, that returns its text unchanged."""
+    """Mark a function of one value, a generation, that returns its text unchanged.
+
+    Pieces of the generation may then be streamed as the query's output before the function runs.
+    """
     call.teola_hands_on = True  # type: ignore[attr-defined]
     return call
 

@@ -62,7 +62,10 @@ def failed_prefetch(
 
 
 def cause_of(error: BaseException) -> tuple[str, ...]:
-    """Return a key that is equal for errors of one type from one place in the code."""
+    """Return a key that is equal for errors of one type from one place in the code.
+
+    It holds the type's name and, if the error has a traceback, the file and the line of the last frame.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1:]
     return type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in last)
 

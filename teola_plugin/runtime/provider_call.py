@@ -109,7 +109,12 @@ class ProviderCall:
         self._update(item)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the call, with the exception that it raised, if any."""
+        """End the call, with the exception that it raised, if any.
+
+        An exception that is no `Exception`, such as a cancellation, concerns this caller alone: others then do not
+        share
+        the call.
+        """
         cancelled = error is not None and not isinstance(error, Exception)
         self._update(None, CallProgress.NOT_SHARED if cancelled else CallProgress.ENDED, error)
 

@@ -361,7 +361,10 @@ class QueryRun:
 
     @property
     def late(self) -> QueryTimeout | None:
-        """The error for calls of the original that come after the deadline: the query is over, the original goes on."""
+        """The error for calls of the original that come after the deadline: the query is over, the original goes on.
+
+        None if the query has not ended, has ended otherwise, or was closed.
+        """
         error = self.output.exception() if self.output.done() and not self.closed else None
         return error if isinstance(error, QueryTimeout) else None
 
@@ -386,7 +389,12 @@ class QueryRun:
         return 0 if owner is None else owner.step_of(primitive)
 
     def first_call_by(self, primitive: str) -> float:
-        """Return the time by which the code that began with a lookahead subplan will have made its first call."""
+        """Return the time by which the code that began with a lookahead subplan will have made its first call.
+
+        Return 0.0 if the primitive belongs to no such subplan. Seconds on the runtime's clock: warm-ups wait until
+        then, so
+        that prompts for which somebody waits go first.
+        """
         owner = self._subplan_of(primitive) if self.subplans else None
         return owner.began + FIRST_CALL_S if owner is not None and owner.subplan.lookahead else 0.0
 

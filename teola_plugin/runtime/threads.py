@@ -129,7 +129,10 @@ async def cancel_tasks(seconds: float, tasks: Iterable[asyncio.Future[Any]]) -> 
 
 
 def abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and ignore what it raises."""
+    """Cancel a task, and ignore what it raises.
+
+    Call it on the task's loop. Without this, asyncio would log an exception that nobody retrieved.
+    """
     task.add_done_callback(_ignore_exception)
     task.cancel()
 

@@ -69,7 +69,10 @@ class ClientCode:
             threading.Thread(target=self._work, name="teola-client", daemon=True).start()
 
     def _lane(self, query: str) -> str:
-        """Return the name of one of the query's further threads: a free one, else the one with the fewest tasks."""
+        """Return the name of one of the query's further threads: a free one, else the one with the fewest tasks.
+
+        A query has at most `MAX_EXTRA_THREADS` (4) of them. Tasks of one lane run one after another.
+        """
         lanes = [f"{query} apart {number}" for number in range(MAX_EXTRA_THREADS)]
         return min(lanes, key=lambda lane: 1 + len(self._tasks[lane]) if lane in self._tasks else 0)
 
@@ -103,7 +106,10 @@ class ClientCode:
             return None
 
     def close(self) -> None:
-        """Let each thread end when its present task has ended."""
+        """Let each thread end when its present task has ended.
+
+        Does not wait for them. May be called from any thread.
+        """
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):

@@ -79,7 +79,10 @@ class Deadlines:
         return self._counts[at] > 0
 
     def add(self, at: float) -> None:
-        """Add the deadline of a query."""
+        """Add the deadline of a query.
+
+        `at`: seconds on the loop's clock. Queries may share a deadline: each adds it, and drops it as it ends.
+        """
         if at not in self:
             heapq.heappush(self._times, at)
         self._counts[at] += 1
@@ -282,7 +285,11 @@ class GraphDriver:
         self._end_failed(run, error, primitive)
 
     def fail(self, run: QueryRun, name: str, error: BaseException) -> None:
-        """Let a primitive fail with this error."""
+        """Let a primitive fail with this error.
+
+        Only the first error of a primitive is kept. Primitives that cannot do without its value are dropped by the
+        scheduler.
+        """
         run.errors.setdefault(name, error)
         log.debug("query=%s primitive=%s failed: %r", run.id, name, error)
         self.trace.done(run, name, "failed")
@@ -305,6 +312,8 @@ class GraphDriver:
             self._incremental.note_end(run, name)
 
     def _store(self, run: QueryRun, name: str, value: Any, at: float | None = None) -> None:
+        """Store the value of a primitive that has ended, trace its end at `at` (None is now), and report it as
+        finished."""
         run.store.put(name, value)
         self.trace.done(run, name, at=at)
         self.finish(run, name)
@@ -356,7 +365,11 @@ class GraphDriver:
             self._run_call(run, RunCall(run.id, order.primitive))
 
     def observe(self, run: QueryRun, name: str, value: Any, at: float) -> None:
-        """Note the value of user code that the original has run until then."""
+        """Note the value of user code that the original has run until then.
+
+        `at`: the time at which the original had the value, in seconds. A query that has ended is ignored, and so is a
+        primitive whose value is known.
+        """
         if run.id in self.runs and name not in run.store:
             self._store(run, name, value, at)
 
@@ -377,6 +390,7 @@ class GraphDriver:
         self.engines.dispatch(run, Dispatch(run.id, p, 1 + (prefilling.depth if prefilling is not None else 0)))
 
     def _stop_prefix(self, run: QueryRun, name: str) -> None:
+        """Cancel the prefilling of a prompt's prefix, unless its engine has begun it: it then goes on to its end."""
         live = run.primitives.get(name)
         if live is None or not live.began:
             self.engines.cancel(run, name)
@@ -406,6 +420,7 @@ class GraphDriver:
     # ------------------------------------------------------------ ends
 
     def _reprioritise(self, run: QueryRun, order: Reprioritise) -> None:
+        """Send the new depths of a query's primitives to all engines, which order their queues by them."""
         event = DepthChanged(self.now(), run.id, changed_depths(run, order.depths))
         for port in self.ports.values():
             port.depths(event)
@@ -463,7 +478,10 @@ def runs_user_code(graph: Graph) -> bool:
 
 
 def compute_value(run: QueryRun, p: Primitive, inputs: dict[str, Any]) -> Any:
-    """Compute the value of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises."""
+    """Compute the value of a CALL, CHUNKING or AGGREGATE. Raises what the client's function raises.
+
+    `concat` is built in: it joins lists. A call that nobody provides gives the inputs themselves, by name.
+    """
     if p.call == "concat":
         return [item for part in inputs.values() for item in part]
     function = run.calls_of(p.id).get(p.call)

@@ -363,7 +363,11 @@ class RequestDriver:
             port.depths(DepthChanged(self._driver.now(), run.id, {entry.primitive: entry.queued_depth}))
 
     def request_key_of(self, port: Port, tenant: str, payload: Any) -> RequestKey | None:
-        """Return the key of a request to an engine. May be called from any thread."""
+        """Return the key of a request to an engine. May be called from any thread.
+
+        None means that the request has no key, so that no other call can claim it. An engine's fingerprint is computed
+        once.
+        """
         engine = self._fingerprints.get(port.name)
         if engine is None:
             engine = self._fingerprints[port.name] = fingerprint(port.name, port.engine)
