@@ -267,8 +267,7 @@ class Deadline:
         """Return the deadline of a live query, or of the query of a part; None if it has none.
 
         `run` may also be None, or anything without a query. The deadline is an instant on the clock of the run's
-        runtime, in
-        seconds.
+        runtime, in seconds.
         """
         query = getattr(run, "query", None)
         if query is None or query.deadline is None:

@@ -108,8 +108,7 @@ class FieldSnapshot:
         """Return True if no field was set, and no list or dictionary among them was changed, since.
 
         Values are compared by identity, so an equal object in place of another counts as a change. No code of the
-        user's runs
-        for it.
+        user's runs for it.
         """
         values = self._current()
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
@@ -409,8 +408,7 @@ class MethodPlanner:
         """Return the plan of the entry points of a kind; None if the app is not understood.
 
         `on_loop`: for the asynchronous entry points. A plan is made at the first call, and again once a field of the
-        app has
-        changed. That an app is not understood is remembered and not tried again.
+        app has changed. That an app is not understood is remembered and not tried again.
         """
         plan = self._plans.get(on_loop)
         if on_loop not in self._plans or (plan is not None and not plan.fields.holds()):

@@ -79,8 +79,7 @@ class KnownBeginning:
         """Return True if enough of the text is new, and the model can read all of it.
 
         `prefilled`: characters at its beginning that the engine has, or was asked for before. Tokens are estimated.
-        Enough are
-        the engine's `min_split_tokens`, below which a request costs more than it saves.
+        Enough are the engine's `min_split_tokens`, below which a request costs more than it saves.
         """
         profile = self._pool.profiles[self._engine]
         max_tokens = profile.max_request_size

@@ -105,8 +105,7 @@ def raise_captured(generation: Generate) -> None:
     """Raise `Captured` inside of `capturing()`; do nothing elsewhere.
 
     With it the request that a model would send is read without sending it. The transport calls it before an engine
-    carries a
-    request.
+    carries a request.
     """
     if _capture.get():
         raise Captured(generation)
@@ -228,8 +227,7 @@ class _Transport:
         """Return a response with the headers that the server sent.
 
         The status is 200: an engine reports other replies as errors. The body is not compressed any more, so the
-        headers are set
-        after it; the client would otherwise decompress it again.
+        headers are set after it; the client would otherwise decompress it again.
         """
         content = value.response.encode("utf-8", "surrogatepass")
         response = self._http.Response(200, headers={"content-type": "application/json"}, content=content)
@@ -255,8 +253,7 @@ class _Transport:
         """Return the exception that the client's own connection would have raised.
 
         It is one of httpx's transport errors, by default `ReadError`, so that the `openai` client retries or reports it
-        as it
-        does without this package.
+        as it does without this package.
         """
         kind: Any = getattr(self._http, _connection_error(error) or "ReadError", None)
         is_transport_error = isinstance(kind, type) and issubclass(kind, self._http.TransportError)

@@ -122,8 +122,7 @@ def expected_sizes(traced: TraceResult, input: Any) -> dict[str, int]:
     """Return the expected sizes for this input.
 
     They only help to plan; the result is empty, and no exception is raised, for an input that the estimate cannot read.
-    The
-    original reports what is wrong with it.
+    The original reports what is wrong with it.
     """
     try:
         return traced.sizes(input)

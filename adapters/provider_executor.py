@@ -244,8 +244,8 @@ def shared_pool() -> ProviderPool:
 def ensure_engine(pool: EnginePool) -> None:
     """Make sure that the pool's runtime has a `ProviderExecutor`. Raises `EngineUnavailable`.
 
-    The executor makes prefetched calls of the user's own models. A pool that is there for such calls alone has one; any
-    other pool gets one here.
+    The executor makes prefetched calls of the user's own models. A pool that is there for such calls alone has one, and
+    is started if it does not run yet; any other pool gets one here.
     """
     if isinstance(pool, ProviderPool):
         pool.running_now()

@@ -52,8 +52,7 @@ class WeakIdentityMap(Generic[T]):
         """Return the value of an object; None without one.
 
         Objects are told apart by identity, so they need be neither hashable nor comparable. An object that has got the
-        identity
-        of a dead one has no value.
+        identity of a dead one has no value.
         """
         entry = self._entries.get(id(obj))
         return entry[1] if entry is not None and entry[0]() is obj else None

@@ -60,8 +60,7 @@ class OriginalCall:
         """Return a call in a copy of the running context, in which `silence` has run.
 
         `silence` keeps the user's handlers from hearing of this second call. It belongs to no live query, so its
-        requests count
-        for none.
+        requests count for none.
         """
         context = copy_context()
         context.run(current_run.set, None)

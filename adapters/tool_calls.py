@@ -98,8 +98,7 @@ class CallReader:
         """Return the calls that this piece closes.
 
         `text`: the next piece of what the model writes, in order. Usually there are none; a call is returned once, when
-        its JSON
-        is complete and names a known tool.
+        its JSON is complete and names a known tool.
         """
         closed = (reader.take(char) for char in text for reader in self._readers)
         candidates = (self._decoded(raw) for raw in closed if raw)

@@ -190,8 +190,7 @@ class Admission:
         """Return the seconds that a query of this app would take from now; None if unknown.
 
         The prediction depends on how many queries are under way. It is None until a query of the app was answered, and
-        again
-        once all measured times are older than `MAX_AGE_S` seconds.
+        again once all measured times are older than `MAX_AGE_S` seconds.
         """
         curve = self._curves.get(app)
         return None if curve is None else curve.predicted(self.running, self.clock())

@@ -132,8 +132,7 @@ class Envelope:
         """Return the largest body, in bytes, that is read; a form may also hold documents.
 
         The kind of body is taken from the declared content type. A larger body is refused with 413, by its declared
-        length or
-        once more has been read.
+        length or once more has been read.
         """
         settings = self._service.settings
         form = headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -166,8 +165,7 @@ def respond(error: HttpError, scope: Scope, headers: Headers) -> JSONAnswer:
     """Return the error in the form of the protocol of the request, which has this scope and these headers.
 
     Requests of Anthropic's protocol get its form of errors, with the request's id in the body, and its status 529 for
-    an
-    overload. All others get OpenAI's form.
+    an overload. All others get OpenAI's form.
     """
     if speaks_anthropic(scope["path"], headers):
         status, body = to_anthropic(error, scope["teola.request_id"])
@@ -193,8 +191,7 @@ def _is_cross_site(headers: Headers) -> bool:
     """Return True if a browser says that a page of another site sends the request.
 
     Browsers send `Origin` with such a request; programs usually send none, and count as not cross-site. Only servers
-    without
-    keys call this, for methods that may change something.
+    without keys call this, for methods that may change something.
     """
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
@@ -379,8 +376,7 @@ class CoalescingTransport(asyncio.Transport):
         """Send all buffered pieces as one. They are dropped if the connection is closing.
 
         Called by the loop in the turn after the first write, and earlier by `write` and `close`; then the loop's own
-        call finds
-        nothing left to send.
+        call finds nothing left to send.
         """
         pieces, self._buffer = self._buffer, []
         if pieces and not self._real.is_closing():
@@ -434,8 +430,7 @@ def coalescing_protocol(protocol: type[Any], clock: Callable[[], float]) -> type
             """Read from the socket, and note in the scope of a request when its first byte arrived.
 
             The time is on the server's clock. Goals, deadlines and measured latencies of the request count from it, so
-            that reading
-            a large body is part of them.
+            that reading a large body is part of them.
             """
             now, before = clock(), self.scope
             super().data_received(data)
@@ -453,8 +448,7 @@ def check_files(settings: ServerSettings) -> None:
     """Raise `ConfigError` for TLS files that do not exist.
 
     Called before the server starts, so that a wrong path is reported with its setting instead of an error of Python's
-    ssl
-    module.
+    ssl module.
     """
     for name in ("certificate", "private_key"):
         path = getattr(settings, name)
@@ -560,8 +554,7 @@ def server_of(service: Service, store: Store, on_ready: Callable[[], object] = l
             """Let running requests end before uvicorn closes its connections.
 
             uvicorn calls it after SIGTERM or SIGINT. What `drain` leaves of its seconds, at least one, is uvicorn's own
-            limit for
-            open connections.
+            limit for open connections.
             """
             seconds = await drain(service, lambda: self.force_exit)
             self.config.timeout_graceful_shutdown = max(1, round(seconds))

@@ -61,8 +61,7 @@ def secret_from_headers(authorization: str, x_api_key: str) -> str:
     """Return the secret that a request sends as `Authorization: Bearer ...` or `X-Api-Key`; empty for none.
 
     A bearer token counts before `X-Api-Key`, which clients of Anthropic's protocol send. Other schemes of
-    `Authorization`
-    are ignored.
+    `Authorization` are ignored.
     """
     scheme, _, rest = authorization.partition(" ")
     return rest.strip() if scheme.lower() == "bearer" and rest.strip() else x_api_key.strip()
@@ -90,8 +89,7 @@ class Bucket:
         """Return the seconds until the bucket holds `amount`; 0 if it does now.
 
         The bucket is filled up to the time `now` first, in seconds on the caller's clock. Nothing is taken: call `take`
-        for
-        that.
+        for that.
         """
         self.level = min(max(1.0, self.rate), self.level + (now - self.at) * self.rate / 60)
         self.at = now
@@ -161,8 +159,7 @@ class KeyLimits:
         """Count the end of a request that has cost `tokens`.
 
         Call it once for each request that `begin` accepted. The tokens may overdraw the bucket; requests are then
-        refused until
-        it has filled up again.
+        refused until it has filled up again.
         """
         self.running -= 1
         self.charge(tokens)
@@ -171,8 +168,7 @@ class KeyLimits:
         """Take `tokens` that an ended request has cost from the limit.
 
         Apps' tokens are known only when the trace of their query has ended, which may be after the request. Nothing
-        happens for
-        a key without a limit of tokens.
+        happens for a key without a limit of tokens.
         """
         if self._tokens is not None:
             self._tokens.take(tokens)

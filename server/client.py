@@ -97,8 +97,7 @@ def _mark(request: httpx.Request) -> None:
     """Add the headers of the query that `joining` has begun to a request that is about to be sent.
 
     A request outside `joining` is left as it is. The query is found in a context variable, so threads and tasks only
-    see it
-    if they run in a copy of the caller's context.
+    see it if they run in a copy of the caller's context.
     """
     joined = _current.get()
     if joined is not None:
@@ -310,8 +309,7 @@ class TeolaClient:
         """Return the query once it has ended, or waits for somebody.
 
         The server is asked in requests that wait up to 60 seconds each; there is no limit to their number. A failed
-        query is
-        returned, too: see its `status`. Raise `QueryError` and `EngineUnavailable` as `get` does.
+        query is returned, too: see its `status`. Raise `QueryError` and `EngineUnavailable` as `get` does.
         """
         while not (query := self.get(id, wait=60)).rests:
             pass

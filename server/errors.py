@@ -108,8 +108,7 @@ def unexpected(request_id: str) -> HttpError:
     """Return the error for a fault of the server, or of an app's own code. Its details stand in the log alone.
 
     `request_id` leads from the client's error to the log's line; for a submitted query it is the query's id. The
-    message of
-    the exception is left out, since it may repeat a prompt.
+    message of the exception is left out, since it may repeat a prompt.
     """
     hint = f"see the server's log for request {request_id}"
     return HttpError(500, "the server could not do that.", hint=hint, kind="server_error", code="internal_error")

@@ -158,8 +158,7 @@ class LiveQueries:
         """Return this tenant's queries by the ids of their traces, those that their apps began included.
 
         The page of a query finds with it which other queries shared its batches. Running and ended queries are
-        included, but
-        only the latest `MAX_ENDED` ended ones are known.
+        included, but only the latest `MAX_ENDED` ended ones are known.
         """
         queries = [query for query in (*self.ended_queries, *self.running) if query.tenant == tenant]
         return {trace: query for query in queries for trace in (query.trace, *query.traces)}
@@ -249,8 +248,7 @@ class RequestSession:
         """Let all calls of the pool in the body join the query.
 
         Apps run in it: their accelerated objects would otherwise begin queries of their own. Raise `QueryCancelled` if
-        the query
-        is over.
+        the query is over.
         """
         with self.at_call_position() as run, joined(run):
             yield run

@@ -221,8 +221,7 @@ class BatchSizes:
         """Observe the sizes of batches that began more than `SETTLE_S` seconds before `now`.
 
         If there are none, the oldest of too many open batches are observed early, so that memory stays bounded. Called
-        at the
-        end of each query.
+        at the end of each query.
         """
         settled = [batch for batch, (began, _) in self._open.items() if now - began > SETTLE_S]
         for batch in settled or list(self._open)[: max(0, len(self._open) - _MAX_OPEN_BATCHES)]:

@@ -109,8 +109,7 @@ class Service:
         """Return names of a model that requests may use, too: that of what the engine runs, and its folder's path.
 
         Clients that were written for the model itself thus need no change. A name is None where it is not known; apps
-        have no
-        path.
+        have no path.
         """
         path = self.pool.versions()[name].get("model") if name in self.pool.engine_names else None
         return model.details().get("root"), path

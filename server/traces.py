@@ -164,8 +164,7 @@ def _prefixed(span: Span, path: str) -> Span:
     """Return the span with `path` before all names, so that no other trace has the same.
 
     Names of the primitives that it depends on, and of the one that caused it, get the same prefix, so that the edges of
-    the
-    joined trace stay right.
+    the joined trace stay right.
     """
     parents, more_parents = (tuple(path + name for name in names) for names in (span.parents, span.also))
     cause = path + span.cause if span.cause else ""

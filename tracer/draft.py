@@ -193,8 +193,7 @@ class Draft:
         """Order all of `first` before all of `second`. Return the span of both.
 
         The order is noted in the draft, between the tails of `first` and the heads of `second`. An empty span orders
-        nothing;
-        the other one is then returned.
+        nothing; the other one is then returned.
         """
         if not first.heads or not second.heads:
             return second if second.heads else first

@@ -65,8 +65,7 @@ def _is_never_prefetched(c: Component) -> bool:
     """Return True for a component that must not start before the original has chosen it.
 
     These are components with side effects, those that call the user's own model or retriever, and those that are
-    already
-    marked as starting early, inside another choice.
+    already marked as starting early, inside another choice.
     """
     is_choice_in_choice = c.attributes.lookahead is not None
     has_side_effects = c.role in _NEVER_PREFETCHED or any(effect.writes for effect in c.effects)

@@ -190,7 +190,11 @@ _innermost: ContextVar[tuple[Any, Any] | None] = ContextVar("teola_called", defa
 
 
 def active_run(callbacks: Any = None) -> Any:
-    """Return the query run that a call made here and now joins; None outside every accelerated query."""
+    """Return the query run that a call made here and now joins; None outside every accelerated query.
+
+    It is the innermost run that is not closed. If all are closed, the innermost one is returned, so that a call which
+    comes too late is recognized as part of it.
+    """
     runs = active_runs(callbacks)
     return next((run for run in runs if not run.closed), runs[0] if runs else None)
 
@@ -208,7 +212,10 @@ def active_runs(callbacks: Any = None) -> list[Any]:
 
 
 def runs_in(callbacks: Any) -> list[Any]:
-    """Return the query runs that handlers among `callbacks` stand for, outermost first."""
+    """Return the query runs that handlers among `callbacks` stand for, outermost first.
+
+    `callbacks`: a list of handlers, a callback manager or a run manager; anything else, such as None, has no handlers.
+    """
     handlers: Sequence[Any] = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
     runs = (getattr(handler, "teola_run", None) for handler in handlers)
     return [run for run in runs if run is not None]

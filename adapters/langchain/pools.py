@@ -36,7 +36,10 @@ def fields(node: Any) -> Iterable[Any]:
 
 
 def pools_below(root: Any, referents_of: ReferentsOf, *, limit: int | None = None) -> dict[int, EnginePool]:
-    """Return the pools of the objects below `root`, by identity. At most `limit` objects are looked at."""
+    """Return the pools of the objects below `root`, by identity. At most `limit` objects are looked at.
+
+    `referents_of` gives the objects that an object refers to. Without `limit` all of them are looked at.
+    """
     pools = (pool_of(node) for node in reachable(root, referents_of, limit=limit))
     return {id(pool): pool for pool in pools if pool is not None}
 

@@ -158,7 +158,10 @@ class Prefetch:
             self.result.set_result(outcome)
 
     def drop(self) -> None:
-        """Give it up: nobody waits for it any more."""
+        """Give it up: nobody waits for it any more.
+
+        Its call is cancelled as far as it can be. Its outcome is a `CancelledError`, unless it has one already.
+        """
         self.scope.is_dropped = True
         self.cancel()
         self.end(Outcome(error=asyncio.CancelledError()))
@@ -372,6 +375,7 @@ class QueryCalls:
                 prefetch.cancel = partial(self._cancel, task)
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
+        """Cancel the task of a prefetched call, from any thread. Nothing happens if the caller's loop is closed."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(task.cancel)

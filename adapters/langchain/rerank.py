@@ -99,6 +99,10 @@ class TeolaRerank(BaseDocumentCompressor):
         return handle
 
     def _select(self, documents: Sequence[Document], scores: Sequence[float]) -> list[Document]:
+        """Return copies of the `top_n` most relevant documents, best first, each with its score in its metadata.
+
+        `scores`: one for each document. Documents with equal scores keep their order. The originals are not changed.
+        """
         order = sorted(range(len(documents)), key=lambda i: scores[i], reverse=True)  # stable, also in reverse
         best = [(documents[i], float(scores[i])) for i in order[: self.top_n]]
         return [one.model_copy(update={"metadata": {**one.metadata, "relevance_score": score}}) for one, score in best]

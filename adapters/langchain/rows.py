@@ -27,7 +27,10 @@ def to_documents(rows: Iterable[Stored]) -> list[Document]:
 
 
 def content_id(text: str, metadata: Mapping[str, Any]) -> str:
-    """An id that depends on nothing but the content, so that ingesting again replaces the row by itself."""
+    """An id that depends on nothing but the content, so that ingesting again replaces the row by itself.
+
+    It has 32 hexadecimal digits. Raise `TypeError` for metadata that is no JSON; the order of its keys does not matter.
+    """
     content = json.dumps([text, metadata], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

@@ -227,6 +227,10 @@ def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
     signature = inspect.signature(function)
 
     def call(arguments: Any) -> CallHandle:
+        """Start a call of the tool on its engine, in the query that the caller belongs to, if any.
+
+        The request says if the tool was declared read-only.
+        """
         run, request_context = call_context(pool)
         request = CallTool(tool.name, arguments, is_read_only(tool))
         handle: CallHandle = pool.call(PrimitiveKind.TOOL, engine, [request], run=run, request_context=request_context)

@@ -100,6 +100,10 @@ class PipelinedWrite:
             raise
 
     async def _take_back(self) -> None:
+        """Delete the rows that were written before a part failed, so that all of the write fails.
+
+        It first waits until all writes that were begun have ended, well or not. Raise what deleting raises.
+        """
         await asyncio.gather(*(rows for _, rows in self._writes), return_exceptions=True)
         if ids := self._written():
             await asyncio.wrap_future(self._store.administer("delete", ids))
@@ -236,7 +240,11 @@ class TeolaVectorStore(VectorStore):
         return PipelinedWrite(self, own_embeddings, chunks)
 
     def ingest(self, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float] | RemoteValue]) -> CallHandle:
-        """Write chunks with their vectors, one request each; a row of the same id is replaced."""
+        """Write chunks with their vectors, one request each; a row of the same id is replaced.
+
+        The requests are started, and the call returns at once; wait for the handle. Raise `ValueError` unless there is
+        one vector for each chunk.
+        """
         rows = [IngestRow(self.collection, c, _vector_payload(v)) for c, v in zip(chunks, vectors, strict=True)]
         return self._start_requests(PrimitiveKind.INGESTION, rows)
 
@@ -342,7 +350,10 @@ class TeolaVectorStore(VectorStore):
         return lambda similarity: min(1.0, max(0.0, similarity))
 
     def administer(self, method: str, *args: Any) -> Future[Any]:
-        """One of the store's own operations (`get`, `count`, `delete`, `delete_collection`) on this collection."""
+        """One of the store's own operations (`get`, `count`, `delete`, `delete_collection`) on this collection.
+
+        Return a future with its result, which also has the engine's error. `args` follow the collection's name.
+        """
         future: Future[Any] = self.pool.admin(self.engine, method, self.collection, *args)
         return future
 

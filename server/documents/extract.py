@@ -33,8 +33,7 @@ class _Text(HTMLParser):
         """Begin a page without text.
 
         `parts` collects pieces of text and breaks. `_skipped` is the name of the element that is being skipped, empty
-        for none,
-        and `_depth` the number of elements of that name that are open.
+        for none, and `_depth` the number of elements of that name that are open.
         """
         super().__init__(convert_charrefs=True)
         self.parts: list[str] = []

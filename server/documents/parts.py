@@ -105,8 +105,7 @@ def file_parts(messages: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the `file` parts of messages as JSON.
 
     `messages` is what a client sent and may be malformed: whatever is no list of messages with parts yields nothing,
-    and is
-    refused elsewhere.
+    and is refused elsewhere.
     """
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, Mapping) else None

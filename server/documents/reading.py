@@ -139,8 +139,7 @@ class Reader:
         """Prepare to read `settings.at_once` documents at a time.
 
         `_waiting` counts documents that wait for one of these places; beyond `settings.waiting` further ones are
-        refused with
-        429.
+        refused with 429.
         """
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.at_once)

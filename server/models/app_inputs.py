@@ -69,8 +69,7 @@ def inputs_in_metadata(body: ChatRequest) -> Any:
     """Return the app's input as `metadata` has it; None where it has none. Raise `HttpError`.
 
     OpenAI's clients send texts in `metadata`, so the input may be JSON text; any other value is taken as it is. The
-    error is
-    for text that is no JSON.
+    error is for text that is no JSON.
     """
     inputs = (body.metadata or {}).get(INPUTS)
     if not isinstance(inputs, str):
@@ -162,8 +161,7 @@ def usage_in(trace: QueryTrace) -> Usage:
     """Return the tokens of a query's generations, without those that nobody used.
 
     Prompt and cached tokens are those of prefilling. Completion tokens are those of decoding, and what requests that
-    read
-    and write in one step have written.
+    read and write in one step have written.
     """
     used = [span for span in trace.spans if not span.unused]
     read = [span for span in used if span.kind in _READ]

@@ -315,8 +315,7 @@ async def _deployment_answer(fast: Any, request: AppRequest, settings: AppSettin
     """Run a deployed workflow and return its whole answer, with sources and tokens.
 
     The id of the query that it begins in the pool is reported before the answer is awaited, so that the live query
-    knows it
-    also if the workflow fails.
+    knows it also if the workflow fails.
     """
     running = fast.astream(request.value, request.config)
     request.on_query_begin(running.running.id)

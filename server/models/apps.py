@@ -124,8 +124,7 @@ class DocumentInput:
         """Raise `HttpError` if the app takes no documents.
 
         It is called for requests with documents: for submitted queries before they are accepted, and again when the
-        app's
-        input is built.
+        app's input is built.
         """
         if not self.key:
             hint = "ask an app that does; or say which of its inputs they are (`documents:` in the app's settings)"
@@ -195,8 +194,7 @@ class App:
         """Return JSON schemas of a workflow's inputs and settings, and the name of the input that takes documents.
 
         `GET /v1/models/NAME` shows them. Other apps than deployed workflows have no schemas here, and those without
-        documents no
-        name; the result may be empty.
+        documents no name; the result may be empty.
         """
         documents = {"documents": self.documents.key} if self.documents.key else {}
         if self.protocol is not DEPLOYMENT:
@@ -332,8 +330,7 @@ def rest_of(answer: str, streamed: str, app: str) -> str:
     """Return the part of the whole answer's text that is not streamed yet.
 
     Where the streamed text is no beginning of the answer, it is empty and a warning is logged: what a client has
-    received
-    cannot be taken back.
+    received cannot be taken back.
     """
     if not answer.startswith(streamed):
         log.warning("app %s: what it streams is not the beginning of its answer", app)
@@ -356,8 +353,7 @@ def _with_cost(answer: Answer, tally: Tally, session: RequestSession) -> Answer:
     """Charge the session for an answer, and return the answer with the tokens of its calls.
 
     `tally`: tokens of models that the app called, in the pool and outside. Those from outside are marked in the
-    session's
-    cost, because no trace of the pool counts them.
+    session's cost, because no trace of the pool counts them.
     """
     calls, usage, outside = tally.tokens, answer.usage, tally.elsewhere
     usage = Usage(usage.prompt + calls.prompt, usage.completion + calls.completion, usage.cached + calls.cached)

@@ -71,8 +71,7 @@ class TextEngine:
         """Yield the engine's answers to a chat in pieces; the last delta of each choice holds the whole of it.
 
         Deltas of several choices come interleaved, told apart by their index. Raise `HttpError` for what the engine
-        does not
-        support, before the first delta. Requests are cancelled if the caller stops reading.
+        does not support, before the first delta. Requests are cancelled if the caller stops reading.
         """
         requests, tools = self._chat_requests(body, session)
         async with aclosing(self._stream_answers(requests, tools, session)) as deltas:

@@ -82,8 +82,7 @@ async def _answer(fast: Any, request: AppRequest, state: Any, settings: AppSetti
     """Return the answer in the state that the graph ended with, or the questions that it waits for.
 
     A graph that has stopped is told by its last checkpoint: the answer then has no text, and the stop under `WAITING`.
-    A
-    graph without checkpoints cannot stop.
+    A graph without checkpoints cannot stop.
     """
     stop = await find_stop(fast, request.thread)
     if stop is None or not stop.next:

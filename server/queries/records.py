@@ -122,8 +122,7 @@ class RunningQuery:
         """Add an event to the query's log, and wake up those who follow it.
 
         Called on the server's loop. Followers wait for `news`, which is set and replaced by a new one, so that none
-        misses an
-        event.
+        misses an event.
         """
         self.log.events.append((kind, data))
         self.news.set()
@@ -134,8 +133,7 @@ async def end_events(record: Record, last: str) -> AsyncIterator[Event]:
     """Yield the end of a query that ran in another process or long ago; its other events are gone.
 
     `last`: the id of the last event that the client has; empty for none. A client that has some first gets a `reset`,
-    which
-    voids them.
+    which voids them.
     """
     if last:
         yield f"{record.attempt}-0", "reset", {}

@@ -112,8 +112,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
     """Return the answer as it is stored.
 
     Clients get the same object as the `answer` of their query: text, reason of the end, tokens, calls of tools if there
-    are
-    any, and what an app adds, e.g. sources.
+    are any, and what an app adds, e.g. sources.
     """
     calls = {"tool_calls": [call.to_json() for call in answer.calls]} if answer.calls else {}
     data = {"text": answer.text, "finish_reason": answer.finish, "usage": answer.usage.to_json()}
@@ -325,8 +324,7 @@ class Queries:
         """Return the query once it is at rest, or after at most `seconds`.
 
         None waits without a limit. At rest is a query that has ended or waits for somebody. The query itself goes on if
-        the
-        caller stops waiting. Raise `HttpError` for one that this tenant does not have.
+        the caller stops waiting. Raise `HttpError` for one that this tenant does not have.
         """
         live = self._running.get((tenant, id))
         if live is not None and live.task is not None and live.is_running:
@@ -365,8 +363,7 @@ class Queries:
         """Yield the events after `last` until the query is at rest. After a `reset`, earlier events are void.
 
         `last`: the id of an event, empty for all of them. For a query that ran in another process or long ago only its
-        end is
-        left. Raise `HttpError` for one that this tenant does not have.
+        end is left. Raise `HttpError` for one that this tenant does not have.
         """
         record = await self.get(tenant, id)
         live = self._running.get((tenant, id))
@@ -472,8 +469,7 @@ class Queries:
         """Return the query once it has ended; one that waits for somebody has not.
 
         A query whose variable is the answer of this one waits here, without a limit of its own. Raise `HttpError` if it
-        is
-        deleted meanwhile.
+        is deleted meanwhile.
         """
         live = self._running.get((tenant, id))
         while live is not None and not live.record.has_ended:

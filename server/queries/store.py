@@ -259,8 +259,7 @@ class PostgresStore:
         """Return the records of this pool for which an SQL condition holds. `where` may also order and limit them.
 
         `where` is SQL of this class alone, with `%s` for each of `values`; what clients send comes only in `values`.
-        Raise
-        `EngineUnavailable` if the store is not open.
+        Raise `EngineUnavailable` if the store is not open.
         """
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
         async with self._open().connection() as connection:

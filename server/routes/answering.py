@@ -68,8 +68,7 @@ def begin_session(request: Request, model: Model, tokens: int) -> RequestSession
     """Begin the request's session, which the caller has to end. Raise `HttpError` if the request is refused.
 
     `tokens`: an estimate for prompt and answer, for the bounds of the queue. Refused are malformed X-Teola headers
-    (400),
-    requests beyond a limit of the key or the queue (429), and all while the server drains (503).
+    (400), requests beyond a limit of the key or the queue (429), and all while the server drains (503).
     """
     caller, headers = caller_of(request), request_headers_of(request)
     session = service_of(request).begin_session(request.scope["teola.request_id"], caller, headers, model, tokens)
@@ -182,8 +181,7 @@ class SessionStream(StreamingResponse):
         """Prepare the stream. Its headers keep proxies from storing or buffering it.
 
         `first`: the event that was read before the answer began; None if there was none. `failed`: writes an error that
-        comes
-        later as the last event.
+        comes later as the last event.
         """
         self._session, self._events = session, events
         headers = {**session_headers(session), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -151,8 +151,7 @@ async def _texts(
     """Return the texts of an input that may be token ids. Raise `HttpError`.
 
     Token ids are decoded by the encoding that the settings name for the model, under the name that the client used or
-    its
-    own. `param` names the field in errors.
+    its own. `param` names the field in errors.
     """
     names = list(dict.fromkeys((requested_name, model.name)))
     return await service_of(request).token_ids.texts(input, param, names)

@@ -124,8 +124,7 @@ def app_data(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return what apps add to their answers under the name `teola`; nothing if they add nothing.
 
     It is merged into the body of a reply, where OpenAI's clients keep fields that they do not know. Of several answers
-    the
-    last one's value of a name counts.
+    the last one's value of a name counts.
     """
     more = {key: value for answer in answers for key, value in answer.more.items()}
     return {"teola": more} if more else {}

@@ -43,8 +43,7 @@ def speaks_anthropic(path: str, headers: Mapping[str, str]) -> bool:
     """Return True if a request gets Anthropic's form: one for a message, or one for models that names its version.
 
     `/v1/models` is an address of both protocols; there the header `anthropic-version` decides, which Anthropic's
-    clients
-    send. Errors are written in the same form.
+    clients send. Errors are written in the same form.
     """
     is_message = path == _ADDRESS or path.startswith(f"{_ADDRESS}/")
     return is_message or (path.startswith("/v1/models") and "anthropic-version" in headers)
@@ -368,8 +367,7 @@ def _stop_reason(answer: Answer) -> str:
     """Return why a message ends, by Anthropic's name of the reason.
 
     An answer with calls ends with `tool_use` also where the engine's server reports a plain end, as some do if the
-    request
-    demanded a call.
+    request demanded a call.
     """
     if answer.stop_sequence:
         return "stop_sequence"

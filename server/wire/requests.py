@@ -231,8 +231,7 @@ def has_no_effect(name: str, value: Any) -> bool:
     """Return True if a value of a parameter in `UNSUPPORTED` changes no answer. The number 0 is not False.
 
     Clients often send defaults explicitly; such a request is accepted, and any other value refused. Raise `KeyError`
-    for a
-    name that is not in `UNSUPPORTED`.
+    for a name that is not in `UNSUPPORTED`.
     """
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in UNSUPPORTED[name]

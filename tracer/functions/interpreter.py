@@ -177,8 +177,7 @@ class FunctionInterpreter:
         """Return whether a condition holds; None if that is not known yet.
 
         A condition on the template's input, such as a graph's state, is decided by the function that chooses the plan,
-        so that
-        each outcome can have a plan of its own.
+        so that each outcome can have a plan of its own.
         """
         truth = truth_of(test)
         return decide_on_input(test, self.shared.decide) if truth is None else truth
@@ -267,8 +266,7 @@ class FunctionInterpreter:
         """Return the name of a ref, or of an existing object, in expressions.
 
         Equal refs have one name, and so has an object, by its identity. The object is kept, so that no other one can
-        get its
-        identity.
+        get its identity.
         """
         if is_ref:
             return self.shared.ref_names.setdefault(value, f"{NAME_PREFIX}v{next(_name_numbers)}")  # type: ignore[arg-type]

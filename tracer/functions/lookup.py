@@ -101,8 +101,7 @@ class DataGuards:
         """Record a value that was read. Return False if it has changed too often to be relied on.
 
         `owner`, `name`: where it was read. `read_again`: reads it once more when `are_unchanged` compares. The owner is
-        kept, so
-        that no other object can get its identity.
+        kept, so that no other object can get its identity.
         """
         if self._changes[id(owner), name] >= MAX_CHANGES:
             return False

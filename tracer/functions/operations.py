@@ -490,8 +490,7 @@ def method_of(owner: DataObject, name: str) -> FunctionType | None:
     """Return the function that a method call on the object runs with the object as its first argument.
 
     None for a method of the framework's, for static methods, class methods and other descriptors, and where a field of
-    the
-    same name hides the method.
+    the same name hides the method.
     """
     attribute = next((vars(cls)[name] for cls in owner.kind.__mro__ if name in vars(cls)), None)
     is_own = type(attribute) is FunctionType and not is_framework_code(attribute)

@@ -62,9 +62,8 @@ def _build(node: object, builders: Mapping[str, Builder]) -> Node | None:
 def _builder(node: object, builders: Mapping[str, Builder]) -> Builder | None:
     """Return the function that builds the equivalent chain of an object; None if there is none.
 
-    There is none for an object of another class, subclasses included, for an accelerated object, and for one whose
-    methods
-    are overridden, because it may behave differently.
+    There is none for an object of another class, subclasses included, for an accelerated object, and for one on which a
+    method was replaced, because it may behave differently.
     """
     kind = type(node)
     builder = builders.get(_full_name(kind))

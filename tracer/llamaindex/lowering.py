@@ -160,8 +160,7 @@ class Lowering:
         """Return the object that sends the requests of a model to an engine, and add a guard; None for no engine.
 
         The guard keeps the plan from being used once another object, or none, does so. A model that sends its own
-        requests to
-        the pool is returned as it is, without a guard.
+        requests to the pool is returned as it is, without a guard.
         """
         worker = classes.pool_backed(node)
         if worker is not node:

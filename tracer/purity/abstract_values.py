@@ -85,8 +85,7 @@ class Loops:
         """Begin outside of all loops.
 
         For each open loop: the size of its iterable, and a bound for the number of items. `_iterations` has one entry
-        more: the
-        number of evaluations at each level, which is 1 outside of all loops.
+        more: the number of evaluations at each level, which is 1 outside of all loops.
         """
         self._iterable_sizes: list[Size] = []
         self._counts: list[Size] = []
@@ -273,8 +272,7 @@ class Machine(ABC):
         """Count one step here.
 
         In loops the step counts as often as the loops may run. Raise `Unbounded` if the code is longer than this
-        analysis reads,
-        or takes too many steps.
+        analysis reads, or takes too many steps.
         """
         self._nodes_left -= 1
         if self._nodes_left < 0:
@@ -285,8 +283,7 @@ class Machine(ABC):
         """Add steps to the bound of the whole function.
 
         Raise `Unbounded` once the bound grows with too high a power of the argument's size (`MAX_DEGREE`), or by too
-        large a
-        factor (`MAX_FACTOR`).
+        large a factor (`MAX_FACTOR`).
         """
         self.cost = Term(max(self.cost.degree, steps.degree), self.cost.factor + steps.factor)
         if self.cost.degree > MAX_DEGREE or self.cost.factor > MAX_FACTOR:

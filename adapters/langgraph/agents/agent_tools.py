@@ -181,8 +181,7 @@ class AgentTool:
         """Return True if a call can be hidden from everybody who listens where the model is called with this config.
 
         False also under a limit of concurrency in the config, and for a tool whose earlier prefetch had to be stopped
-        because it
-        reads what only its place in the graph gives it.
+        because it reads what only its place in the graph gives it.
         """
         is_heard = self.has_events and is_streamed(config)
         return self.can_be_prefetched and self.history.allows_prefetch(config) and not is_heard
@@ -214,8 +213,7 @@ class AgentTools:
         """Return True if a graph that stops at these nodes (`interrupt_before`, ...) stops at one of ours.
 
         Each of `stops` is a collection of names, `*` for all nodes, or None for no stop. Ours are the nodes of models
-        and tools,
-        between which nothing may start early if somebody has to approve it.
+        and tools, between which nothing may start early if somebody has to approve it.
         """
         nodes = self.models | self.nodes
         return any(stop == "*" or (not isinstance(stop, str) and not nodes.isdisjoint(stop or ())) for stop in stops)

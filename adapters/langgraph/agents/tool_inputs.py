@@ -148,8 +148,7 @@ class ToolWork:
         """Start the requests as a part of a live query. Raises what `to_input` raises.
 
         `args`: the arguments that the model wrote for the tool. Requests that the tool itself makes later may take over
-        the
-        results.
+        the results.
         """
         value = self.to_input(args)
         graph = self.planner.plan(self.traced, value).graph

@@ -337,8 +337,7 @@ def _recorder(name: str) -> Callable[..., None]:
         """Record one event of what the tool's function calls, to be reported when the original makes the call.
 
         `stop` raises first where somebody would have to hear of it at once. The input of a start is copied, as far as
-        it can be,
-        since what is called may change it.
+        it can be, since what is called may change it.
         """
         self.stop()
         if name.endswith("_start"):  # what is called may change its input before this is told
