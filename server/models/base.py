@@ -27,7 +27,8 @@ def without_folders(text: str) -> str:
 def shown_versions(pool: EnginePool) -> dict[str, dict[str, str]]:
     """Return what runs below each engine, without folders of this machine.
 
-    By engine: names of packages and models, each with its version or name. `GET /version` shows it to operators.
+    By engine: the versions of its software, and its model under `model` where it has one. `GET /version` shows them to
+    operators.
     """
     return {
         engine: {name: without_folders(value) for name, value in versions.items()}

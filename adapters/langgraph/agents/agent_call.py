@@ -322,7 +322,8 @@ class NextPrompt:
     def add_result(self, message: Any) -> None:
         """Add the result of a tool call. If it is no message of a tool, the rest of the prompt stays unknown.
 
-        Each result makes more of the next prompt known, which is prefilled at once. May be called from any thread.
+        Each result makes more of the next prompt known, which is prefilled while other tools still run, if that pays.
+        May be called from any thread.
         """
         with self._lock:
             if isinstance(message, ToolMessage):
