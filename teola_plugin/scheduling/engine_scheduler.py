@@ -383,6 +383,7 @@ class EngineScheduler(Batches):
         return []
 
     def _tick(self, event: Tick) -> Instructions:
+        """Let the router balance its loads if it is time for that, although no request ends. Return nothing to do."""
         if self.router is not None:
             self.router.record_ended(event.at, ())
         return []
@@ -423,6 +424,7 @@ class EngineScheduler(Batches):
 
     @staticmethod
     def _update_standing(queued: QueuedPrimitive, event: DepthChanged) -> None:
+        """Give a queued primitive its new depth, objective and gang, where the event names it; otherwise they stay."""
         queued.depth = event.depths.get(queued.primitive, queued.depth)
         if queued.primitive in event.objectives:
             queued.objective, queued.gang = event.objectives[queued.primitive]

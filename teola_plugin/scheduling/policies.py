@@ -200,7 +200,10 @@ class LevelsByQuery(Mapping[str, Levels]):
         self._sorted: dict[str, Levels] = {}
 
     def __getitem__(self, query: str) -> Levels:
-        """Return the levels of a query's bucket, sorted when they are first read. Callers may take from them."""
+        """Return the levels of a query's bucket, sorted when they are first read. Callers may take from them.
+
+        What a caller takes is gone for later readers of the same object, which lives for one scheduling decision.
+        """
         levels = self._sorted.get(query)
         if levels is None:
             levels = self._sorted[query] = self._sort(self._buckets[query])
@@ -292,6 +295,10 @@ class CriticalPath(TopologyAware):
         return levels
 
     def _had_turn(self, query: str, first: QueuedPrimitive, running: Running) -> bool:
+        """Return True if a running primitive of the query has a longer way to the end than its first waiting one.
+
+        Without estimates of the remaining time, depth decides.
+        """
         if not first.remaining:
             return running.deepest(query) > first.depth
         return running.longest(query) > first.remaining
@@ -316,6 +323,7 @@ class ShortestRemaining(CriticalPath):
         return False
 
     def _take_next_level(self, left: Levels) -> list[QueuedPrimitive]:
+        """Take all primitives of a bucket at once: by this policy, a query is not served level by level."""
         primitives = [queued for level in left for queued in level]
         left.clear()
         return primitives

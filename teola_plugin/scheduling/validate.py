@@ -114,6 +114,10 @@ def _validate_query(query: LiveQuery) -> None:
 
 
 def _check(holds: bool, violation: str) -> None:
+    """Record a violation and raise InvalidState if a condition does not hold.
+
+    The list `VIOLATIONS` is kept as well, since an exception in a callback of a loop reaches nobody.
+    """
     if not holds:
         VIOLATIONS.append(violation)
         raise InvalidState(f"a scheduler is not in order: {violation}.", hint="report it, with what led here")

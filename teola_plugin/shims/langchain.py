@@ -338,7 +338,11 @@ def generate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]
 
 
 async def agenerate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
-    """`generate` on a loop."""
+    """Return the message that `ainvoke` would return for an input, as `generate` does; only `run_manager` hears of the
+    call.
+
+    LangChain's cache is read and written as usual. For a model that `generates_as_usual`.
+    """
     messages, arguments = _messages_and_arguments(model, value, kwargs)
     result = await model._agenerate_with_cache(messages, run_manager=run_manager, **arguments)
     return result.generations[0].message
@@ -581,6 +585,7 @@ def _is_configurable(runnable: Any) -> bool:
 
 
 def _parts(runnable: Any) -> Sequence[Any]:
+    """Return the runnables that a sequence or a binding consists of; none for any other runnable."""
     if isinstance(runnable, RunnableSequence):
         return runnable.steps
     return (runnable.bound,) if isinstance(runnable, RunnableBindingBase) else ()

@@ -60,7 +60,11 @@ def mcp_tool(tool: Any) -> McpTool | None:
 
 
 def ignores_runtime(tool: Any) -> bool:
-    """Return True for a tool that takes LangGraph's `runtime` and makes no use of it."""
+    """Return True for a tool that takes LangGraph's `runtime` and makes no use of it.
+
+    Return False for a tool that is not of langchain-mcp-adapters, and for one with interceptors or callbacks, which may
+    read it.
+    """
     parts = mcp_tool(tool)
     return parts is not None and not parts.has_callbacks
 

@@ -47,7 +47,10 @@ def bursty(rate: float, seed: int = 0, burstiness: float = BURSTINESS) -> Iterat
 
 
 def _times(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
-    """Yield arrival times with gamma-distributed gaps, without end. `rate`: queries a second."""
+    """Yield arrival times with gamma-distributed gaps, without end. `rate`: queries a second.
+
+    `shape` is that of the gamma distribution: 1 is a Poisson process, less comes in bursts. Times are seconds from 0.
+    """
     at = 0.0
     while True:
         at += rng.gammavariate(shape, 1.0 / (rate * shape))
@@ -55,13 +58,17 @@ def _times(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
 
 
 def _positive(number: float) -> float:
+    """Return a rate of arrivals as it is. Raise ValueError unless it is a finite number above 0."""
     if not 0 < number < float("inf"):
         raise ValueError(f"{number!r} is no rate: give a number above 0")
     return number
 
 
 def zipf(items: Sequence[Any], seed: int = 0, exponent: float = ZIPF) -> Callable[[], Any]:
-    """Return a function that draws an item, the n-th in proportion to 1 / n ** exponent; with 0, all are alike."""
+    """Return a function that draws an item, the n-th in proportion to 1 / n ** exponent; with 0, all are alike.
+
+    The same seed gives the same items. The default exponent is that of Preble's ablation (arXiv 2407.00023).
+    """
     rng = random.Random(f"popularity {seed}")
     weights = [(number + 1) ** -exponent for number in range(len(items))]
     return lambda: rng.choices(items, weights)[0]

@@ -33,6 +33,10 @@ class EventClock:
         return self._now
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Run a callback once the simulated time is `when`, in seconds, and return its timer.
+
+        Callbacks of one time run in the order in which they were set.
+        """
         timer = Timer(callback)
         heapq.heappush(self._events, (when, next(self._order), timer))
         return timer

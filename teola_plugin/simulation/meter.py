@@ -90,7 +90,10 @@ class Meter(TraceSink):
     # ------------------------------------------------------------ replicas
 
     def watch(self, engines: Mapping[str, Sequence[Any]]) -> None:
-        """Measure these replicas from now on."""
+        """Measure these replicas from now on.
+
+        The `execute` method of each replica is replaced by one that counts its busy seconds.
+        """
         for name, replicas in engines.items():
             for index, engine in enumerate(replicas):
                 self._busy[name, index] = busy = Busy()
@@ -128,11 +131,14 @@ class Busy:
         self._running, self._since, self._total = 0, 0.0, 0.0
 
     def begin(self, at: float) -> None:
+        """Count a batch that begins at `at`, in seconds: the replica is busy while at least one runs."""
         if not self._running:
             self._since = at
         self._running += 1
 
     def end(self, at: float) -> None:
+        """Count a batch that ends at `at`, and add the busy time to the total, in seconds, if it was the last one that
+        ran."""
         self._running -= 1
         if not self._running:
             self._total += at - self._since

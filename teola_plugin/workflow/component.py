@@ -78,7 +78,11 @@ class Flow(Joins):
         return Flow(components, tuple(pair for flow in flows for pair in flow.order))
 
     def followed_by(self, other: Flow) -> Flow:
-        """Return a flow with all of this before all of `other`."""
+        """Return a flow with all of this before all of `other`.
+
+        Each component of `other` that nothing in it comes before waits for each one of this that nothing here comes
+        after.
+        """
         between = tuple((tail, head) for tail in self.tails for head in other.heads)
         return Flow(self.components + other.components, self.order + other.order + between)
 

@@ -68,6 +68,11 @@ class Holding(Component):
         return ()
 
     def needs(self) -> tuple[str, ...]:
+        """Return the names of the values that a holder reads: its own sources, and what its bodies read from outside
+        them.
+
+        Each name comes once.
+        """
         inner_names = [name for body in self.bodies() for name in free_names(body)]
         names = [*self.sources().values(), *(name for name in inner_names if name not in self.own_names())]
         return tuple(dict.fromkeys(names))
@@ -288,7 +293,10 @@ def _next(max_rounds: int) -> Callable[..., dict[str, Any]]:
 
 
 def body_of(joinable: Any, owner: str) -> Flow:
-    """A flow that is held. Raises `GraphError` for one that is empty or ends in several components."""
+    """Return the flow that a holder, such as a branch, holds. Raise `GraphError` for one without components.
+
+    `owner` is the holder's name for the error.
+    """
     flow = Flow.of(joinable)
     if not flow.components:
         raise GraphError(f"{owner} holds no component.", hint="give it a component, or several joined by >>")

@@ -220,17 +220,24 @@ class Deployment:
         return await self._begin(inputs, config, options)[0]
 
     def submit(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Running:
-        """Begins a query: `.result()`, `await`, `.cancel()`."""
+        """Begin a query and return it while it runs: wait with `.result()` or `await`, or give it up with `.cancel()`.
+
+        Raise RegistrationError if the pool runs on the caller's own loop.
+        """
         self._need_thread()
         return self._begin(inputs, config, options)[0]
 
     def stream(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Stream:
-        """Begins a query: iterate for its answer's text as it is written, then `.result()`."""
+        """Begin a query whose answer is read as it is written: iterate over the text's pieces, then call `.result()`.
+
+        Raise RegistrationError if the pool runs on the caller's own loop.
+        """
         self._need_thread()
         return self.astream(inputs, config, **options)
 
     def astream(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Stream:
-        """`stream` in a loop: `async for`, then `await`."""
+        """Begin a query whose answer is read on a loop as it is written: iterate with `async for`, then `await` the
+        result."""
         pieces = PieceLog()
         running, live = self._begin(inputs, config, options, pieces)
         return Stream(running, live, pieces)
@@ -337,7 +344,12 @@ class Deployment:
         return self.report(inputs, config).text(details=details)
 
     def report(self, inputs: Given | None = None, config: Given | None = None) -> PlanReport:
-        """Return what `explain` prints, as data."""
+        """Return what `explain` prints, as data.
+
+        The plan is the one for inputs of these sizes and this configuration. The trace is that of the last query that
+        has
+        ended, if there is one.
+        """
         traced = self.workflow.lower(self.configured(config)).traced
         return explain(traced, self.plan(inputs, config), self.pool, trace=ended_trace(self._last))
 

@@ -220,7 +220,10 @@ def chunker(
         return tuple(chunks.values())
 
     def estimate(documents: Any) -> int:
-        """Estimate the number of chunks of all documents, from how the beginning of the longest one is split."""
+        """Estimate the number of chunks of all documents, from how the beginning of the longest one is split.
+
+        Only the first 4,096 characters (`_SAMPLE`) of the longest document are split.
+        """
         texts = [document.text for document in documents_of(documents) if document.text]
         sample = max(texts, key=len, default="")[:_SAMPLE]
         length = len(sample) / max(1, len(ready.split_text(sample)))  # in characters, whatever the splitter counts

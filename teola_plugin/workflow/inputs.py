@@ -72,7 +72,10 @@ def bound(inputs: Sequence[Input], values: Mapping[str, Any], workflow: str) -> 
 
 
 def kind_of(accepted: Sequence[Sequence[Kind]]) -> Kind:
-    """Return the kind of an input that is read in several places: the first one that fits in all of them."""
+    """Return the kind of an input that is read in several places: the first one that fits in all of them.
+
+    It is `Kind.ANY` if none fits everywhere, or no place expects a specific kind.
+    """
     specific = (kind for kinds in accepted for kind in kinds if kind is not Kind.ANY)
     return next((kind for kind in specific if all(kind.fits(kinds) for kinds in accepted)), Kind.ANY)
 
@@ -90,12 +93,14 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
+    """Return a sequence of texts as a list. Raise TypeError for a single text, and for entries that are no text."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"it is a {type(value).__name__}")
     return [_text(one) for one in value]
 
 
 def _list(value: Any) -> list[Any]:
+    """Return any sequence but a text as a new list. Raise TypeError for another value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"it is a {type(value).__name__}")
     return list(value)

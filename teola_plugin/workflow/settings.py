@@ -41,6 +41,8 @@ class Setting:
         return converted
 
     def _wrong(self, value: Any, name: str) -> RegistrationError:
+        """Return the error for a value that does not fit the setting, with what is expected and the default as an
+        example."""
         return RegistrationError(
             f"{name} is {value!r:.80}; expected {self.expected}.", hint=f"e.g. {name}={_plain(self.default)!r}"
         )
@@ -66,12 +68,14 @@ class Setting:
 
 
 def _integer(value: Any) -> int:
+    """Return an integer as it is. Raise TypeError for another value, also for True and False."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError
     return value
 
 
 def _number(value: Any) -> float:
+    """Return a number as a float. Raise TypeError for another value, also for True, False and NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise TypeError
     return float(value)
@@ -90,6 +94,7 @@ def _string(value: Any) -> str:
 
 
 def _array(value: Any) -> tuple[str, ...]:
+    """Return a list or tuple of texts as a tuple, which can be hashed. Raise TypeError for another value."""
     if not isinstance(value, (list, tuple)):
         raise TypeError
     return tuple([_string(one) for one in value])
@@ -224,7 +229,10 @@ def engines_of(component: Any) -> dict[str, tuple[PrimitiveKind, ...]]:
 
 
 def settings_of(component: Any) -> dict[str, Setting]:
-    """Return the settings of a component, each with its current value as the default."""
+    """Return the settings of a component, each with its current value as the default.
+
+    The settings are the dataclass fields that were declared as such, by name.
+    """
     descriptions = {f.name: f.metadata[_SETTING] for f in dataclasses.fields(component) if _SETTING in f.metadata}
     return {name: dataclasses.replace(one, default=getattr(component, name)) for name, one in descriptions.items()}
 

@@ -99,7 +99,12 @@ class Workflow:
     # ------------------------------------------------------------ what it is asked with
 
     def config(self, values: Mapping[str, Any] | None = None, /, **settings: Any) -> Config:
-        """Settings of a query: by component and name, see `config_of`. Raises `RegistrationError`."""
+        """Return the checked settings of a query, given by component and name (see `config_of`).
+
+        Raise `RegistrationError` for unknown settings or wrong values. The workflow is lowered here, so that a
+        configuration
+        that cannot run fails now.
+        """
         changes: Any = {**(values or {}), **settings} if values is None or isinstance(values, Mapping) else values
         config = config_of(self.flow, changes, self.name)
         self.lower(config)

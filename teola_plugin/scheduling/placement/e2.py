@@ -349,7 +349,10 @@ class E2:
         return best[3] if best is not None else None
 
     def _eviction_cost(self, choice: PlacementChoice, request: PlacementRequest) -> float:
-        """Return M: the seconds that others will spend on prefilling the prefixes that this request drives out."""
+        """Return M: the seconds that others will spend on prefilling the prefixes that this request drives out.
+
+        M is a term of Preble's cost of a placement (arXiv 2407.00023). 0.0 if it drives out nothing that others use.
+        """
         lost_blocks = self.index.loss(choice.replica, len(request.blocks) * choice.units // request.size, self._now)
         return self._cost(lost_blocks * BLOCK_TOKENS) if lost_blocks else 0.0
 

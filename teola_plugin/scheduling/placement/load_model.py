@@ -24,6 +24,7 @@ class SlidingMean:
     total_before: float = 0.0
 
     def add(self, at: float, value: float) -> None:
+        """Add a value that was measured at `at` seconds on the caller's clock."""
         self.roll(at)
         self.count += 1
         self.total += value
@@ -38,7 +39,10 @@ class SlidingMean:
         self.era, self.count, self.total = era, 0, 0.0
 
     def has_grown(self, at: float, factor: float, min_count: int) -> bool:
-        """Return True if the mean is `factor` times that of the half window before, with `min_count` values in both."""
+        """Return True if the mean is `factor` times that of the half window before, with `min_count` values in both.
+
+        `at`: the present time in seconds. `min_count` keeps a few values from counting as growth.
+        """
         self.roll(at)
         if min(self.count, self.count_before) < min_count:
             return False
@@ -122,6 +126,7 @@ class LoadModel:
     # ------------------------------------------------------------ replicas
 
     def add_replica(self, replica: str) -> None:
+        """Add a replica without load, which counts as idle. Do nothing for one that is known."""
         if replica not in self._loads:
             self._loads[replica] = ReplicaLoad(replica)
             self.idle.add(replica)
@@ -148,12 +153,22 @@ class LoadModel:
         return len(self._loads)
 
     def load(self, replica: str) -> float:
-        """Return L, in seconds."""
+        """Return L, in seconds.
+
+        L is the load of Preble's cost model: the prefillings of the window, and a mean decoding for each running
+        request.
+        Raise KeyError for an unknown replica.
+        """
         replica_load = self._loads[replica]
         return replica_load.prefill + replica_load.running * self.decode
 
     def wait_s(self, replica: str, at: float) -> float:
-        """Return the seconds until a full replica may have a free slot: its prefillings or a decoding end."""
+        """Return the seconds until a full replica may have a free slot: its prefillings or a decoding end.
+
+        While it prefills, or if nothing runs, that is the time of its prefillings; otherwise a mean decoding divided by
+        the
+        number of running requests.
+        """
         load = self._loads[replica]
         if load.prefillings or not load.running:
             return self.queue_s(replica, at)
@@ -165,7 +180,11 @@ class LoadModel:
         return max(0.0, load.prefilling - (at - load.since))
 
     def prefill_share(self, replica: str, at: float) -> float:
-        """Return the share, 0 to 1, of the window's known part that a replica spent on prefilling."""
+        """Return the share, 0 to 1, of the window's known part that a replica spent on prefilling.
+
+        `at`: the present time in seconds. The known part begins with the oldest recorded request, and counts as 1 s at
+        least.
+        """
         if not self._history:
             return 0.0
         return min(1.0, self._loads[replica].prefill / max(1.0, at - self._history[0][0]))

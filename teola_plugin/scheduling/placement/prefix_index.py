@@ -56,6 +56,8 @@ class Run:
         return self.uses + self.uses_before
 
     def _roll(self, era: int) -> None:
+        """Move the counts on to half window `era`: what was the present one becomes the one before, and older counts
+        expire."""
         if era != self.era:
             self.uses_before = self.uses if era == self.era + 1 else 0
             self.era, self.uses = era, 0
@@ -69,7 +71,10 @@ class Match:
     depth: int = 0
 
     def at(self, replica: str) -> int:
-        """Return the number of the prompt's blocks that this replica holds."""
+        """Return the number of the prompt's blocks that this replica holds.
+
+        A replica that holds a run holds everything before it, too, so that the last run that it holds decides.
+        """
         for run in reversed(self.path):
             if replica in run.holders:
                 return min(run.end, self.depth)
@@ -107,6 +112,12 @@ class PrefixIndex:
     """
 
     def __init__(self, capacity: int, half_window: float = 90.0) -> None:
+        """Create an empty index.
+
+        Args:
+            capacity: The number of blocks that each replica can hold.
+            half_window: Half of the time, in seconds, for which the index remembers how many requests shared a prefix.
+        """
         self.capacity = capacity
         self._half_window_s = half_window
         self._root = Run((), 0)
@@ -212,7 +223,10 @@ class PrefixIndex:
         self._caches.setdefault(replica, ReplicaCache()).used = share
 
     def forget_replica(self, replica: str) -> None:
-        """Record that the replica holds nothing any more."""
+        """Record that the replica holds nothing any more.
+
+        Called when its cache was cleared, or it is gone. Runs that no other replica holds leave the index.
+        """
         cache = self._caches.pop(replica, None)
         for _, _, run in cache.cold if cache is not None else ():
             if run.holders.pop(replica, None) is not None and not run.holders:
@@ -276,7 +290,10 @@ class PrefixIndex:
 
 
 def key_portion(path: tuple[Run, ...]) -> int:
-    """Return the name of a prompt's key portion, its last run that is longer than all before it; 0 for none."""
+    """Return the name of a prompt's key portion, its last run that is longer than all before it; 0 for none.
+
+    Loads are kept by this name, so that rebalancing can move the prompts of one portion to another replica.
+    """
     for run in reversed(path):
         if len(run.blocks) > run.start:
             return run.name

@@ -75,13 +75,19 @@ def clone(obj: Any, **changes: Any) -> Any:
 
 
 def without_spans(obj: Any, name: str) -> Callable[..., Any]:
-    """Return a method of `obj` without the spans around it."""
+    """Return a method of `obj` without the spans around it.
+
+    LlamaIndex wraps methods in spans, which the user's handlers would see. Raise AttributeError without such a method.
+    """
     bound: Callable[..., Any] = inspect.unwrap(getattr(type(obj), name)).__get__(obj)
     return bound
 
 
 def silent_callback_manager() -> CallbackManager:
-    """Return a callback manager without handlers, not even the global one."""
+    """Return a callback manager without handlers, not even the global one.
+
+    The constructor of LlamaIndex's `CallbackManager` adds the global handler, if there is one; it is removed again.
+    """
     manager = CallbackManager([])
     manager.handlers = []
     return manager
@@ -114,7 +120,10 @@ def silent_splitter(splitter: Any) -> Any:
 
 
 def has_thread_safe_tokenizer(helper: PromptHelper) -> bool:
-    """Return True if the tokenizer may be called on two threads at once; those of `transformers` may not."""
+    """Return True if the tokenizer may be called on two threads at once; those of `transformers` may not.
+
+    Two threads in a tokenizer of Hugging Face may raise "Already borrowed" (huggingface/tokenizers#537).
+    """
     tokenizer: Any = helper._token_counter.tokenizer
     function = getattr(tokenizer, "func", tokenizer)
     return not type(getattr(function, "__self__", function)).__module__.startswith("transformers")

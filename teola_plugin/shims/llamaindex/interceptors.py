@@ -200,7 +200,11 @@ def _methods_of_llm(kind: type) -> tuple[str, ...]:
 
 
 def _methods_of_own_class(kind: type, base: type, names: tuple[str, ...], *framework_methods: str) -> tuple[str, ...]:
-    """Return those of the methods that a class from elsewhere than the framework's core has itself."""
+    """Return those of the methods that a class from elsewhere than the framework's core has itself.
+
+    Raise `Unreadable` for a class of llama-index-core, whose methods call others, and for one that overrides one of
+    `framework_methods`.
+    """
     if kind.__module__.startswith("llama_index.core."):
         raise Unreadable(f"{kind.__name__} calls methods of other objects")
     _require_unchanged(kind, base, *framework_methods)
@@ -217,6 +221,7 @@ def _delegates(body: Any) -> bool:
 
 
 def _require_unchanged(kind: type, base: type, *names: str) -> None:
+    """Raise `Unreadable` if a class overrides one of these methods of its base: its own code may make other calls."""
     for name in names:
         if inspect.getattr_static(kind, name, None) is not inspect.getattr_static(base, name):
             raise Unreadable(f"{kind.__name__} has a {name!r} of its own")
@@ -345,7 +350,12 @@ def worker_of(target: Any) -> Any:
 
 
 def routed_body(target: Any, method: str, original: Body) -> Body:
-    """Return the function that does the work of a provider method: of the target's worker, or the original."""
+    """Return the function that does the work of a provider method: of the target's worker, or the original.
+
+    Without a router, or after `uninstall`, that is the original. Calls of an LLM are observed as well if somebody
+    counts
+    them.
+    """
     body = _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
     return observed(body) if observers and isinstance(target, LLM) and method not in TOOL_METHODS else body
 

@@ -108,7 +108,11 @@ class Parts:
 
     @classmethod
     def of(cls, obj: object) -> Self:
-        """Read the parts of an object. Raises `Unreadable`."""
+        """Read the parts of an object. Raises `Unreadable`.
+
+        It does so if the object lacks an attribute or a method that the record names: its version or class is another
+        one.
+        """
         for name in cls.METHODS:
             if not callable(getattr(type(obj), name, None)):
                 raise missing_attribute(obj, name, "method ")

@@ -181,7 +181,11 @@ class PostprocessorParts(Parts):
 
 
 def postprocess(step: BaseNodePostprocessor, nodes: Sequence[NodeWithScore], query: str) -> list[NodeWithScore]:
-    """Run a postprocessor without events. It may write into the nodes."""
+    """Run a postprocessor without events. It may write into the nodes.
+
+    Whoever needs the nodes unchanged passes copies. The list itself is copied here. Raises what the postprocessor
+    raises.
+    """
     processed: list[NodeWithScore] = without_spans(step, "_postprocess_nodes")(list(nodes), QueryBundle(query))
     return processed
 
@@ -201,7 +205,10 @@ class LLMRerankParts(PostprocessorParts):
 
 
 def batches(step: LLMRerank, nodes: Sequence[NodeWithScore]) -> list[list[BaseNode]]:
-    """Return the nodes in groups, from each of which the LLM chooses with one call."""
+    """Return the nodes in groups, from each of which the LLM chooses with one call.
+
+    llama-index-core has a method for this since 0.14.24; for older ones, groups of `choice_batch_size` are cut here.
+    """
     if is_older_than("0.14.24"):
         inner, size = [node.node for node in nodes], step.choice_batch_size
         return [inner[start : start + size] for start in range(0, len(inner), size)]
@@ -209,7 +216,10 @@ def batches(step: LLMRerank, nodes: Sequence[NodeWithScore]) -> list[list[BaseNo
 
 
 def batch_arguments(step: LLMRerank, batch: Sequence[BaseNode], query: str) -> dict[str, Any]:
-    """Return the variables of the prompt for one group of nodes."""
+    """Return the variables of the prompt for one group of nodes.
+
+    llama-index-core has a method for this since 0.14.24.
+    """
     if is_older_than("0.14.24"):
         return {"context_str": step._format_node_batch_fn(list(batch)), "query_str": query}
     return step._get_predict_kwargs(list(batch), query)

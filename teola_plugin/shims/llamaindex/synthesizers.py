@@ -115,7 +115,10 @@ def copy_accumulate(synthesizer: Accumulate, template: BasePromptTemplate) -> Ac
 
 
 def chunk_arguments(synthesizer: Accumulate, chunk: str) -> dict[str, Any]:
-    """Return the variables of the prompt for one chunk."""
+    """Return the variables of the prompt for one chunk.
+
+    llama-index-core has a method for this since 0.14.23.
+    """
     if is_older_than("0.14.23"):
         return {"context_str": chunk}
     return synthesizer._make_prompt_kwargs(chunk)

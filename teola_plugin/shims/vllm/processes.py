@@ -52,7 +52,10 @@ def in_one() -> dict[str, str]:
 
 
 def worker_in_core() -> bool:
-    """Sets `in_one` for this process, unless the user has decided. Whether the worker is going to live there."""
+    """Set the variables of `in_one` in this process, unless the user has set them.
+
+    Return True if vLLM's worker is going to live in the process of the engine core.
+    """
     for name, value in in_one().items():
         os.environ.setdefault(name, value)
     return os.environ[_SEPARATE] == "0"

@@ -122,6 +122,7 @@ def queue_class() -> Any:
             self._next = None
 
         def peek_request(self) -> Any:
+            """Return the request that is to run next, and remember it for `pop_request`."""
             if self._next is None:
                 self._next = self._order.next(self._running())
             return self._next

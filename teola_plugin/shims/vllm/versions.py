@@ -12,7 +12,8 @@ OLDEST, BEYOND = (0, 26), (0, 33)
 
 
 def number(version: str) -> tuple[int, int] | None:
-    """Major and minor number of `0.32.1.dev3+cpu`; None where there is none."""
+    """Return the major and minor number of a version such as `0.32.1.dev3+cpu`; None if it does not begin with two
+    numbers."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 
