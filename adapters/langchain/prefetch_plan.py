@@ -8,7 +8,8 @@ from typing import Any
 
 from langchain_core.globals import get_debug, get_llm_cache
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableBinding, RunnableConfig
+from langchain_core.runnables.config import merge_configs
 
 from teola_plugin.adapters.langchain.call_sites import (
     CodeSites,
@@ -261,6 +262,8 @@ class PrefetchPlan:
     """Sites whose results no other request depends on."""
     left: Mapping[str, tuple[str, Explanation]]
     """See `CodeSites.left`."""
+    max_concurrency: int | None
+    """The limit that is bound to the whole chain; that of a call's own config goes before it."""
 
     @property
     def prefetches_in_maps(self) -> bool:
@@ -274,6 +277,8 @@ class PrefetchPlan:
         prefetched = frozenset(key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop))
         models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in prefetched)
         classes = frozenset(type(site.target) for site in self.sites.values())
+        if self.max_concurrency is not None and config.get("max_concurrency") is None:
+            config = merge_configs(config, {"max_concurrency": self.max_concurrency})
         prefetch_form = (
             read_prefetch_form(config, entry, models=models, classes=classes) if self.reads.are_in(input) else None
         )
@@ -412,7 +417,16 @@ def plan_prefetching(
         required_inputs,
         unread_sites(planned.graph, traced),
         code.left,
+        bound_max_concurrency(chain),
     )
+
+
+def bound_max_concurrency(chain: Node) -> int | None:
+    """Return the `max_concurrency` that `with_config` has bound to a whole chain; None without one."""
+    limit = None
+    while limit is None and isinstance(chain, RunnableBinding):
+        limit, chain = chain.config.get("max_concurrency"), chain.bound
+    return limit
 
 
 def is_lowered(node: Node, *, mapped: bool) -> bool:

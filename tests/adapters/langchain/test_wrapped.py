@@ -180,6 +180,27 @@ def test_max_concurrency_bounds_early_calls(way: str, most: int, seen: int) -> N
     assert (fast.last_trace() is None) == (most == 1)  # one at a time leaves nothing to gain: the original runs
 
 
+@pytest.mark.parametrize(("most", "seen"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_bound_max_concurrency_limits_prefetched_calls(way: str, most: int, seen: int) -> None:
+    ledger = Ledger(jitter=0.004)
+    fast = accelerate(three_assigns(ledger).with_config(max_concurrency=most))
+
+    for _ in range(5):
+        observe(fast, way, QUESTION)
+
+    assert ledger.most == seen
+
+
+def test_max_concurrency_of_a_call_goes_before_the_bound_one() -> None:
+    ledger = Ledger(meet=3)
+    fast = accelerate(three_assigns(ledger).with_config(max_concurrency=1))
+
+    observe(fast, "ainvoke", QUESTION, max_concurrency=3)
+
+    assert ledger.most == 3
+
+
 def test_max_concurrency_of_a_batch_as_it_completes() -> None:
     ledger = Ledger(jitter=0.004)
     fast = accelerate(three_assigns(ledger))
