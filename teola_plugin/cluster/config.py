@@ -104,8 +104,10 @@ class EngineConfig(BaseModel):
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, value: str) -> str:
-        """Return the name of a batch policy. Raise ValueError, which pydantic reports for the field, if there is none
-        of it."""
+        """Return the name of a batch policy as it is.
+
+        Raise ValueError, which pydantic reports for the field, for a name that no policy has.
+        """
         if value not in POLICIES:
             raise ValueError(f"there is no policy {value!r}; use one of {', '.join(POLICIES)}")
         return value
@@ -135,8 +137,7 @@ class EngineConfig(BaseModel):
     @field_validator("cores", mode="before")
     @classmethod
     def _check_cores(cls, value: Any) -> Any:
-        """Return the CPU cores of each replica as a tuple of texts. Raise ValueError if the value is not a list of
-        them."""
+        """Return the CPU cores of each replica as a tuple of texts. Raise ValueError for anything but a list."""
         if not isinstance(value, list | tuple):
             raise ValueError('it must be a list with one text for each replica, e.g. ["0-3", "4-7"]')
         return tuple(map(_checked_cores, value))

@@ -169,8 +169,10 @@ async def fetch_or_remake(remote_values: Sequence[RayValue]) -> dict[RayValue, A
 
 
 async def _remake(remote_value: RayValue) -> Any:
-    """Compute a lost value again and return it. Raise `EngineUnavailable`, retryable, for one that cannot be made
-    again."""
+    """Compute a lost value again and return it. Raise `EngineUnavailable` for one that cannot be made again.
+
+    The error is marked as retryable.
+    """
     if remote_value.remake is None:
         raise EngineUnavailable("a value of the shared pool is lost.", retryable=True, hint="ask again")
     return await remote_value.remake()

@@ -26,8 +26,7 @@ class TokenEstimate:
         """Correct the ratio by an answer that reports `prompt_tokens`.
 
         Prompts of fewer than 32 tokens are ignored. The newest answer has a weight of 0.2, and counts as half a
-        character
-        per token at least.
+        character per token at least.
         """
         if prompt_tokens >= _LEAST:
             seen = len(payload.prompt.flat()) / prompt_tokens

@@ -289,8 +289,10 @@ def _has_run(span: Span) -> bool:
 
 
 def _end(item: Wait | Step, trace: QueryTrace) -> float:
-    """Return the time at which a wait or a step ended, in seconds on the runtime's clock; the query's end if it never
-    did."""
+    """Return the time at which a wait or a step ended, or the query's end if it never did.
+
+    Times are seconds on the runtime's clock.
+    """
     if isinstance(item, Wait):
         return item.answered
     return trace.ended if item.ended is None else item.ended

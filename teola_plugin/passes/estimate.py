@@ -44,8 +44,7 @@ def remaining_times(graph: Graph, context: PassContext) -> dict[str, float]:
     """Return the seconds from each primitive's start to the end of the graph, along the longest path.
 
     The seconds are those expected on idle engines; primitives of unknown duration count with what `seconds` says of
-    them.
-    Policies such as `CriticalPath` order requests by them.
+    them. Policies such as `CriticalPath` order requests by them.
     """
     remaining: dict[str, float] = {}
     for p in reversed(tuple(graph)):

@@ -47,9 +47,8 @@ class ConcurrencyLimit:
     def is_open(self, *, is_prefetch: bool) -> bool:
         """Return True if another call may begin.
 
-        Above the limit, an original's call is admitted only while no prefetched call runs: the original alone decides
-        how many
-        calls of its own run at once. The caller holds the lock.
+        At the limit, a call of the original is admitted only while no prefetched call runs: the original alone decides
+        how many calls of its own run at once. The caller holds the lock.
         """
         if self.original_calls + self.prefetched_calls < self.limit:
             return True

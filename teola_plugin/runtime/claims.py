@@ -468,10 +468,10 @@ def _tool_key(payload: CallTool) -> Hashable | None:
 
 
 def _row_key(payload: IngestRow) -> Hashable:
-    """Return the request key of a row that is written: collection, id, text, metadata with types, and the vector's
-    digest.
+    """Return the request key of a row that is written.
 
-    A vector that stays in a shared pool is known by identity, since its numbers are elsewhere.
+    It holds collection, id, text, metadata with types, and the vector's digest. A vector that stays in a shared pool is
+    known by identity, since its numbers are elsewhere.
     """
     chunk, vector = payload.chunk, payload.vector
     digest = ("kept", id(vector)) if isinstance(vector, RemoteValue) else _digest(_vector_bytes(vector))

@@ -112,8 +112,7 @@ class ProviderCall:
         """End the call, with the exception that it raised, if any.
 
         An exception that is no `Exception`, such as a cancellation, concerns this caller alone: others then do not
-        share
-        the call.
+        share the call.
         """
         cancelled = error is not None and not isinstance(error, Exception)
         self._update(None, CallProgress.NOT_SHARED if cancelled else CallProgress.ENDED, error)

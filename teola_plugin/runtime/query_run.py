@@ -392,8 +392,7 @@ class QueryRun:
         """Return the time by which the code that began with a lookahead subplan will have made its first call.
 
         Return 0.0 if the primitive belongs to no such subplan. Seconds on the runtime's clock: warm-ups wait until
-        then, so
-        that prompts for which somebody waits go first.
+        then, so that prompts for which somebody waits go first.
         """
         owner = self._subplan_of(primitive) if self.subplans else None
         return owner.began + FIRST_CALL_S if owner is not None and owner.subplan.lookahead else 0.0

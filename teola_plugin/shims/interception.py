@@ -76,8 +76,10 @@ def _observe(value: Any, observer: CallObserver, noted: Any) -> Any:
 
 
 async def _observe_awaitable(value: Awaitable[Any], observer: CallObserver, noted: Any) -> Any:
-    """Await the value of an observed call, and report its result to the observer; calls within it are not observed
-    again."""
+    """Await the value of an observed call, and report its result to the observer.
+
+    Calls that the model makes of itself meanwhile are not observed again.
+    """
     with _observing():
         result = await value
     return _observe(result, observer, noted)

@@ -338,8 +338,7 @@ def generate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]
 
 
 async def agenerate(model: Any, value: Any, run_manager: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Return the message that `ainvoke` would return for an input, as `generate` does; only `run_manager` hears of the
-    call.
+    """Return the message that `ainvoke` would return for an input; only `run_manager` hears of the call.
 
     LangChain's cache is read and written as usual. For a model that `generates_as_usual`.
     """

@@ -137,8 +137,7 @@ class Busy:
         self._running += 1
 
     def end(self, at: float) -> None:
-        """Count a batch that ends at `at`, and add the busy time to the total, in seconds, if it was the last one that
-        ran."""
+        """Count a batch that ends at `at`. If no other one runs, add the busy time, in seconds, to the total."""
         self._running -= 1
         if not self._running:
             self._total += at - self._since

@@ -68,11 +68,7 @@ class Holding(Component):
         return ()
 
     def needs(self) -> tuple[str, ...]:
-        """Return the names of the values that a holder reads: its own sources, and what its bodies read from outside
-        them.
-
-        Each name comes once.
-        """
+        """Return the names of the values that a holder reads, each once: its own sources, and what its bodies need."""
         inner_names = [name for body in self.bodies() for name in free_names(body)]
         names = [*self.sources().values(), *(name for name in inner_names if name not in self.own_names())]
         return tuple(dict.fromkeys(names))

@@ -236,8 +236,10 @@ class Deployment:
         return self.astream(inputs, config, **options)
 
     def astream(self, inputs: Given, config: Given | None = None, **options: Unpack[QueryOptions]) -> Stream:
-        """Begin a query whose answer is read on a loop as it is written: iterate with `async for`, then `await` the
-        result."""
+        """Begin a query whose answer is read on a loop as it is written.
+
+        Iterate over the text's pieces with `async for`, then `await` the result.
+        """
         pieces = PieceLog()
         running, live = self._begin(inputs, config, options, pieces)
         return Stream(running, live, pieces)
@@ -347,8 +349,7 @@ class Deployment:
         """Return what `explain` prints, as data.
 
         The plan is the one for inputs of these sizes and this configuration. The trace is that of the last query that
-        has
-        ended, if there is one.
+        has ended, if there is one.
         """
         traced = self.workflow.lower(self.configured(config)).traced
         return explain(traced, self.plan(inputs, config), self.pool, trace=ended_trace(self._last))

@@ -102,8 +102,7 @@ class Workflow:
         """Return the checked settings of a query, given by component and name (see `config_of`).
 
         Raise `RegistrationError` for unknown settings or wrong values. The workflow is lowered here, so that a
-        configuration
-        that cannot run fails now.
+        configuration that cannot run fails now.
         """
         changes: Any = {**(values or {}), **settings} if values is None or isinstance(values, Mapping) else values
         config = config_of(self.flow, changes, self.name)

@@ -89,8 +89,7 @@ class ApiServer:
         """Empty the server's prefix cache.
 
         vLLM has this endpoint in its development mode only. Blocks. Raises `urllib.error.URLError` if the server
-        refuses or
-        cannot be reached.
+        refuses or cannot be reached.
         """
         request = urllib.request.Request(f"{self.root}/reset_prefix_cache", method="POST")
         urllib.request.urlopen(request, timeout=30).close()
@@ -99,8 +98,7 @@ class ApiServer:
         """Return the value of a counter of vLLM, summed over its labels.
 
         Return 0 if the server reports no counter of that name. Blocks. Raises `urllib.error.URLError` if the server
-        cannot
-        be reached.
+        cannot be reached.
         """
         with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as answer:
             lines = answer.read().decode().split("\n")

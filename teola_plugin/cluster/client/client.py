@@ -82,8 +82,7 @@ class ClusterRuntime(LocalRuntime):
         """Have every shared engine's port send those requests again that the lost host was to forward to its engine.
 
         A port calls this when another host has taken the place of its engine's. A host takes a request once, so that
-        one
-        that was forwarded before the loss is not computed twice.
+        one that was forwarded before the loss is not computed twice.
         """
         for port in self._ports.values():
             if isinstance(port, SharedPort):

@@ -50,8 +50,10 @@ class DeploymentRecord:
                 yield record
 
     def write(self) -> None:
-        """Write the record as JSON to its file, in place of an earlier one of that name; make the folder if it is
-        missing."""
+        """Write the record as JSON to its file, in place of an earlier one of that name.
+
+        The folder is made if it is missing. Raises OSError if the file cannot be written.
+        """
         path = self.path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self)) + "\n")

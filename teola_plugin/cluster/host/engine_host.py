@@ -262,8 +262,7 @@ class EngineHost:
         """Queue followers of primitives of another engine.
 
         The host of another engine calls this with orders of type `Submit`: the engines' hosts pass them on to each
-        other, so
-        that a follower need not wait for its client.
+        other, so that a follower need not wait for its client.
         """
         for order in unpack(parcel):
             self._follow(client, order)

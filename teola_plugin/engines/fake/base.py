@@ -188,8 +188,7 @@ class FakeEngine(ABC):
         run.fail(request_id, error)
 
     async def cancel(self, request_id: str) -> None:
-        """End a request with an error at once. Do nothing for an unknown one, and for any if the engine has the fault
-        `deaf`.
+        """End a request with an error at once. Do nothing for an unknown one, or with the fault `deaf`.
 
         A deaf engine stands for one that ignores cancellations.
         """

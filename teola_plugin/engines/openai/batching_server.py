@@ -375,10 +375,9 @@ class BatchingServer:
         loop.call_at(self._paused_until + 0.001, self._fill_soon)
 
     def _note_success(self) -> None:
-        """Count a request that succeeded, and allow one more connection after as many successes as there are
-        connections.
+        """Count a request that succeeded, and allow one more connection after some of them.
 
-        The number of connections never exceeds `max_connections`.
+        It takes as many successes since the last change as there are connections; `max_connections` is the limit.
         """
         self._successes += 1
         if self._connections < self._max_connections and self._successes >= self._connections:

@@ -312,8 +312,10 @@ class GraphDriver:
             self._incremental.note_end(run, name)
 
     def _store(self, run: QueryRun, name: str, value: Any, at: float | None = None) -> None:
-        """Store the value of a primitive that has ended, trace its end at `at` (None is now), and report it as
-        finished."""
+        """Store the value of a primitive that has ended, trace its end, and report it as finished.
+
+        `at`: the time of its end, in seconds on the runtime's clock; None is now.
+        """
         run.store.put(name, value)
         self.trace.done(run, name, at=at)
         self.finish(run, name)

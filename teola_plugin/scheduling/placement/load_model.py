@@ -156,8 +156,7 @@ class LoadModel:
         """Return L, in seconds.
 
         L is the load of Preble's cost model: the prefillings of the window, and a mean decoding for each running
-        request.
-        Raise KeyError for an unknown replica.
+        request. Raise KeyError for an unknown replica.
         """
         replica_load = self._loads[replica]
         return replica_load.prefill + replica_load.running * self.decode
@@ -166,8 +165,7 @@ class LoadModel:
         """Return the seconds until a full replica may have a free slot: its prefillings or a decoding end.
 
         While it prefills, or if nothing runs, that is the time of its prefillings; otherwise a mean decoding divided by
-        the
-        number of running requests.
+        the number of running requests.
         """
         load = self._loads[replica]
         if load.prefillings or not load.running:

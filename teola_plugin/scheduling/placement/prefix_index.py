@@ -56,8 +56,7 @@ class Run:
         return self.uses + self.uses_before
 
     def _roll(self, era: int) -> None:
-        """Move the counts on to half window `era`: what was the present one becomes the one before, and older counts
-        expire."""
+        """Move the counts on to half window `era`: the present one becomes the one before, and older counts expire."""
         if era != self.era:
             self.uses_before = self.uses if era == self.era + 1 else 0
             self.era, self.uses = era, 0

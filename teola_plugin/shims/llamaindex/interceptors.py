@@ -353,8 +353,7 @@ def routed_body(target: Any, method: str, original: Body) -> Body:
     """Return the function that does the work of a provider method: of the target's worker, or the original.
 
     Without a router, or after `uninstall`, that is the original. Calls of an LLM are observed as well if somebody
-    counts
-    them.
+    counts them.
     """
     body = _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
     return observed(body) if observers and isinstance(target, LLM) and method not in TOOL_METHODS else body

@@ -12,8 +12,7 @@ OLDEST, BEYOND = (0, 26), (0, 33)
 
 
 def number(version: str) -> tuple[int, int] | None:
-    """Return the major and minor number of a version such as `0.32.1.dev3+cpu`; None if it does not begin with two
-    numbers."""
+    """Return the major and minor number of a version such as `0.32.1.dev3+cpu`; None if it begins with no such pair."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else None
 
