@@ -96,7 +96,8 @@ def has_own_thread(call: object) -> bool:
 def runs_on_loop(call: object, argument: object = None) -> bool:
     """Return True if the function may run on the loop with this argument; without one, with any argument.
 
-    A function may do so if `on_loop` marks it, or if it has a measure by which this argument is short: 16,384 at most.
+    A function may do so if `on_loop` marks it, or if its own measure finds at most 16,384 (`SHORT`) characters and
+    items of plain data in the argument.
     """
     if getattr(call, "teola_on_loop", False):
         return True
