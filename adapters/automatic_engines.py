@@ -175,7 +175,7 @@ def served_text(serving: Serving) -> str:
     if not lines:
         return "No models were found."
     if serving.bound:
-        lines += ["", "By hand:", *(f"    {line}" for line in _by_hand(serving))]
+        lines += ["", "By hand:", *(f"    {line}" for line in _equivalent_lines(serving))]
     return "\n".join(lines)
 
 
@@ -191,7 +191,7 @@ def _title(obj: Any) -> str:
     return f"{type(obj).__name__} {name!r}" if name else type(obj).__name__
 
 
-def _by_hand(serving: Serving) -> list[str]:
+def _equivalent_lines(serving: Serving) -> list[str]:
     """Return the lines of Python by which the user would get the same engines and bindings without `engines=`.
 
     For `explain()` and other reports. Without a pool of the user's own, the lines start one.

@@ -94,9 +94,9 @@ def describe_gains(
     return (
         *_side_by_side(source, graph, own_calls, forms),
         *_items(source, graph, own_calls, forms),
-        *_arms(graph),
-        *_lookaheads(graph, forms),
-        *_in_stages(source, graph),
+        *_phrases_for_arms(graph),
+        *_phrases_for_lookaheads(graph, forms),
+        *_phrases_for_stages(source, graph),
         *_beginnings(graph),
         *_drafted(graph),
     )
@@ -108,7 +108,7 @@ def _drafted(graph: Graph) -> Iterator[str]:
         yield f"{listed(list(names))} in fewer steps, with what it may repeat as drafts"
 
 
-def _arms(graph: Graph) -> Iterator[str]:
+def _phrases_for_arms(graph: Graph) -> Iterator[str]:
     """Yield a phrase for each branch whose requests start before its condition is known."""
     for p in graph:
         arms = {"then": p.fragment, "else": p.otherwise}
@@ -118,7 +118,7 @@ def _arms(graph: Graph) -> Iterator[str]:
             yield f"{listed(list(names))} before it is known which way {component_of(p.id)} takes"
 
 
-def _lookaheads(graph: Graph, forms: AnswerForms) -> Iterator[str]:
+def _phrases_for_lookaheads(graph: Graph, forms: AnswerForms) -> Iterator[str]:
     """Yield a phrase for calls that start before the original comes to them or chooses them, grouped by when."""
     names_by_start: dict[str, list[str]] = {}
     for name, start in lookahead_starts(graph, forms).items():
@@ -328,7 +328,7 @@ def speculative_names(graph: Graph) -> frozenset[str]:
     return frozenset(component_of(p.id) for p in (*speculative_primitives, *unsure))
 
 
-def _in_stages(source: Graph, graph: Graph) -> Iterator[str]:
+def _phrases_for_stages(source: Graph, graph: Graph) -> Iterator[str]:
     """Yield a phrase for the requests that stage decomposition cut into stages, if there are any."""
     cut = [p.id.partition("#")[0] for p in graph if p.on_engine and p.kind not in LLM_KINDS and "#" in p.id]
     names = list(dict.fromkeys(component_of(name) for name in cut if name in source))

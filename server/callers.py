@@ -221,17 +221,17 @@ class RequestHeaders:
     def parse(cls, headers: Mapping[str, str], since: float | None = None) -> RequestHeaders:
         """Read the headers. Raise `HttpError` for malformed ones."""
         return cls(
-            _name(headers, QUERY),
-            _name(headers, APP),
-            _seconds(headers, DEADLINE),
-            _seconds(headers, GOAL),
-            _depth(headers),
-            _name(headers, GANG),
+            _parse_name_header(headers, QUERY),
+            _parse_name_header(headers, APP),
+            _parse_seconds_header(headers, DEADLINE),
+            _parse_seconds_header(headers, GOAL),
+            _parse_depth_header(headers),
+            _parse_name_header(headers, GANG),
             since,
         )
 
 
-def _name(headers: Mapping[str, str], name: str) -> str:
+def _parse_name_header(headers: Mapping[str, str], name: str) -> str:
     """Return the name in a header, of a query, app or gang; empty if it is absent. Raise `HttpError` if malformed."""
     value = headers.get(name, "")
     if value and not _ID.fullmatch(value):
@@ -239,7 +239,7 @@ def _name(headers: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _seconds(headers: Mapping[str, str], name: str) -> float | None:
+def _parse_seconds_header(headers: Mapping[str, str], name: str) -> float | None:
     """Return the seconds in a header, for a deadline or goal; None if absent. Raise `HttpError` unless positive."""
     value = headers.get(name)
     if value is None:
@@ -253,7 +253,7 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
     return seconds
 
 
-def _depth(headers: Mapping[str, str]) -> int:
+def _parse_depth_header(headers: Mapping[str, str]) -> int:
     """Return the number of later requests, as the depth header says; 0 if it is absent. Raise `HttpError`."""
     value = headers.get(DEPTH, "0")
     if not (value.isascii() and value.isdigit() and len(value) <= 4):

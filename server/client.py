@@ -228,7 +228,7 @@ def _unreachable(url: str, error: httpx.TransportError) -> EngineUnavailable:
     return EngineUnavailable(message, retryable=True, hint="start it, or correct the address")
 
 
-def _submission(
+def _submission_body(
     model: str,
     input: Any,
     inputs: Any,
@@ -298,7 +298,7 @@ class TeolaClient:
 
         `documents`: paths of files, or objects as the server takes them. `settings`: of a workflow, for this query.
         """
-        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
+        body = _submission_body(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(self._send("POST", "/v1/queries", json=body))
 
     def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:
@@ -395,7 +395,7 @@ class AsyncTeolaClient:
         settings: Mapping[str, Any] | None = None,
     ) -> SubmittedQuery:
         """Submit a query; see `TeolaClient.submit`."""
-        body = _submission(model, input, inputs, parameters or {}, variables or {}, documents, settings)
+        body = _submission_body(model, input, inputs, parameters or {}, variables or {}, documents, settings)
         return _query(await self._send("POST", "/v1/queries", json=body))
 
     async def get(self, id: str, *, wait: float = 0.0) -> SubmittedQuery:

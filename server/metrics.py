@@ -167,13 +167,13 @@ class _Primitives:
         for span in trace.spans:
             self._done.labels(app, span.kind, span.engine or "client", span.outcome).inc()
             if span.engine and span.started is not None:
-                self._on_engine(app, span)
+                self._observe_engine_run(app, span)
             for use, number in _tokens(span).items():
                 if number > 0:
                     self._tokens.labels(app, use).inc(number)
         self.batches.settle(trace.ended)
 
-    def _on_engine(self, app: str, span: Span) -> None:
+    def _observe_engine_run(self, app: str, span: Span) -> None:
         """Record the queueing time, running time, size and batch of a primitive that ran on an engine."""
         self._queued.labels(app, span.engine).observe(max(0.0, span.begin - span.queued))
         self._ran.labels(app, span.engine).observe(span.seconds)

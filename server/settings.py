@@ -67,7 +67,7 @@ class UrlSettings(BaseModel):
 
     @field_validator("hosts")
     @classmethod
-    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _normalize_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of hosts in lower case. Raise `ValueError` for what is neither a name, `*.name` nor `*`."""
         names = tuple(name.strip().rstrip(".").lower() for name in hosts)
         for name in names:
@@ -260,7 +260,7 @@ class ServiceConfig(PoolConfig):
     """The path of a `langgraph.json`, from the current folder: each of its graphs is an app."""
 
     @model_validator(mode="after")
-    def _names(self) -> ServiceConfig:
+    def _check_names(self) -> ServiceConfig:
         """Raise `ValueError` for a name that is both an app and an engine, and if there is nothing to serve."""
         if both := sorted(set(self.apps) & set(self.engines)):
             raise ValueError(f"{both[0]} is an app and an engine: models have one name each")

@@ -114,17 +114,17 @@ def _same(old: Any, new: Any) -> bool:
     return old is new
 
 
-def _branch(node: RunnableBranch[Any, Any], accelerate: Accelerate) -> Node:
+def _accelerate_branch(node: RunnableBranch[Any, Any], accelerate: Accelerate) -> Node:
     arms = [(condition, accelerate(arm)) for condition, arm in node.branches]
     return _updated(node, branches=arms, default=accelerate(node.default))
 
 
-def _fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) -> Node:
+def _accelerate_fallbacks(node: RunnableWithFallbacks[Any, Any], accelerate: Accelerate) -> Node:
     fallbacks = [accelerate(one) for one in node.fallbacks]
     return _updated(node, runnable=accelerate(node.runnable), fallbacks=fallbacks)
 
 
-def _alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
+def _accelerate_alternatives(node: RunnableConfigurableAlternatives[Any, Any], accelerate: Accelerate) -> Node:
     """Return configurable alternatives with each accelerated on its own: the config chooses at run time."""
     alternatives = {
         key: accelerate(one) if isinstance(one, Runnable) else one for key, one in node.alternatives.items()
@@ -193,20 +193,20 @@ def _returning(func: Callable[..., Any], accelerated: _Remembered) -> Callable[.
 
 
 _FRAGMENTS_BY_KIND: tuple[tuple[type, Callable[[Any, Accelerate], Node]], ...] = (
-    (RunnableBranch, _branch),
+    (RunnableBranch, _accelerate_branch),
     (
         RouterRunnable,
         lambda node, accelerate: _updated(
             node, runnables={key: accelerate(one) for key, one in node.runnables.items()}
         ),
     ),
-    (RunnableWithFallbacks, _fallbacks),
+    (RunnableWithFallbacks, _accelerate_fallbacks),
     (RunnableRetry, lambda node, accelerate: _updated(node, bound=accelerate(node.bound))),
     (
         RunnableEach,
         lambda node, accelerate: node if accelerate.maps(node) else _updated(node, bound=accelerate(node.bound)),
     ),
-    (RunnableConfigurableAlternatives, _alternatives),
+    (RunnableConfigurableAlternatives, _accelerate_alternatives),
     (RunnableWithMessageHistory, lambda node, accelerate: _updated(node, bound=with_parts(node.bound, accelerate))),
     (RunnableLambda, _lambda),
 )

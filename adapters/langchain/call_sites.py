@@ -157,7 +157,7 @@ class CodeSites:
         sites_by_path: dict[str, CallSite] = {}
         for path, site in collector.sites(runnable, location, kwargs, {}):
             sites_by_path[path] = self._add(replace(site, in_code=_FORMS[is_async], on_loop=on_loop))
-        return lambda node, bound, path: leaf_at(sites_by_path, node, bound, path, True)
+        return lambda node, bound, path: prefetchable_at(sites_by_path, node, bound, path, True)
 
     def _add(self, site: CallSite) -> CallSite:
         """Return the site with a key of its own, or an equal one that was recorded before."""
@@ -243,7 +243,7 @@ def _is_overridden(cls: type[Any], name: str) -> bool:
     return not str(getattr(getattr(cls, name, None), "__module__", "langchain_core")).startswith("langchain_core")
 
 
-def leaf_at(
+def prefetchable_at(
     sites_by_path: Mapping[str, CallSite], node: Node, kwargs: Mapping[str, Any], path: str, careful: bool
 ) -> WrappedLeaf | None:
     """Return the request by which the graph prefetches a model or retriever at its place in a chain.

@@ -209,8 +209,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         """Make one request to the engine and return its whole answer, to whose tool calls an agent may listen."""
-        asking = self._asking(stop, kwargs)
-        answer = self._ask(messages, asking, run_manager)
+        asking = self._call_settings(stop, kwargs)
+        answer = self._start_call(messages, asking, run_manager)
         return self._result(answer, answer.result(), asking.tools)
 
     async def _agenerate(
@@ -221,8 +221,8 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         """Make one request as `_generate` does, awaiting the answer."""
-        asking = self._asking(stop, kwargs)
-        answer = self._ask(messages, asking, run_manager)
+        asking = self._call_settings(stop, kwargs)
+        answer = self._start_call(messages, asking, run_manager)
         return self._result(answer, await answer, asking.tools)
 
     def _stream(
@@ -275,7 +275,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
 
-    def _asking(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _CallSettings:
+    def _call_settings(self, stop: Sequence[str] | str | None, kwargs: Mapping[str, Any]) -> _CallSettings:
         """Return how a call with these arguments is decoded. Raises `RegistrationError`."""
         rest, tools = without_tools(kwargs)
         sampling = self.sampling(stop, rest)
@@ -292,7 +292,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         )
         return handle
 
-    def _ask(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> PendingAnswer:
+    def _start_call(self, messages: Sequence[BaseMessage], asking: _CallSettings, run_manager: Any) -> PendingAnswer:
         """A call whose answer comes whole; an agent hears of the calls of tools in it."""
         request = asking.payload(messages)
         run, request_context = call_context(self.pool, run_manager)
@@ -347,7 +347,7 @@ class ChatTeola(ConfigScopedModel, EngineModel, BaseChatModel):
         if cached or self.rate_limiter is not None:
             return None
         try:
-            asking = self._asking(None, kwargs)
+            asking = self._call_settings(None, kwargs)
         except Exception:  # what the call itself refuses, in its place
             return None
         items, expected = list_shape(asking.sampling.json_schema)

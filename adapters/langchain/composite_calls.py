@@ -116,20 +116,20 @@ class Threads:
 
     def unnamed(self, part: Any) -> tuple[Any, ...]:
         """Return what `concurrent=` would have to name for `allow(part)`; nothing where it holds already, or cannot."""
-        blocking = () if self.allow(part) else tuple(self._blocking(part))
+        blocking = () if self.allow(part) else tuple(self._thread_unsafe_objects(part))
         return blocking if blocking and Threads(ThreadSafety((*self.safety.named, *blocking))).allow(part) else ()
 
-    def _blocking(self, part: Any) -> Iterator[Any]:
+    def _thread_unsafe_objects(self, part: Any) -> Iterator[Any]:
         """Yield the objects because of which threads may not call a part: innermost ones, which the user could name."""
         if isinstance(part, VectorStoreRetriever) and self.safety.allows(part.vectorstore, STORES):
             yield part.vectorstore.embeddings
         elif isinstance(part, VectorStoreRetriever):
             yield part.vectorstore
         elif below := composites.parts_of(part):
-            yield from (one for child in below if not self._part(child) for one in self._blocking(child))
+            yield from (one for child in below if not self._part(child) for one in self._thread_unsafe_objects(child))
         elif isinstance(part, Runnable) and not isinstance(part, BaseRetriever | BaseLanguageModel):
             leaves = (site.target for site in sites_of(part, mapped=True).values())
-            yield from (one for leaf in leaves if not self.allow(leaf) for one in self._blocking(leaf))
+            yield from (one for leaf in leaves if not self.allow(leaf) for one in self._thread_unsafe_objects(leaf))
         else:
             yield part
 

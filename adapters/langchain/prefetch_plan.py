@@ -15,7 +15,7 @@ from teola_plugin.adapters.langchain.call_sites import (
     CodeSites,
     SiteCollector,
     batches_by_calls,
-    leaf_at,
+    prefetchable_at,
     sites_of,
     take_as_long,
 )
@@ -449,7 +449,9 @@ def _traced(
     """
     return trace(
         chain,
-        (lambda node, kwargs, path: leaf_at(sites_by_path, node, kwargs, path, careful)) if sites_by_path else None,
+        (lambda node, kwargs, path: prefetchable_at(sites_by_path, node, kwargs, path, careful))
+        if sites_by_path
+        else None,
         read_function,
     )
 

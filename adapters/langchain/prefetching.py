@@ -339,7 +339,7 @@ class QueryCalls:
             if prefetch.site.in_code == "async":
                 prefetch.end(Outcome(error=asyncio.InvalidStateError("the caller has no loop")))
             else:
-                daemon_threads().start(partial(self._context.copy().run, self._run_here, prefetch))
+                daemon_threads().start(partial(self._context.copy().run, self._run_on_thread, prefetch))
             return
         with self._lock:
             is_woken = bool(self._to_launch)
@@ -351,14 +351,14 @@ class QueryCalls:
         except RuntimeError:  # the caller's loop is closed: nobody waits any more
             prefetch.drop()
 
-    def _run_here(self, prefetch: Prefetch) -> None:
+    def _run_on_thread(self, prefetch: Prefetch) -> None:
         """Make a prefetched call on this thread, and end the prefetch with its outcome."""
         try:
             config = self._silent(prefetch, CallbackManager)
             with live(config), untraced():
-                value = _called(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
+                value = _call_object(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
-            self._failed(prefetch, error)
+            self._end_or_retry(prefetch, error)
         else:
             prefetch.end(Outcome(value))
 
@@ -385,13 +385,13 @@ class QueryCalls:
         try:
             config = self._silent(prefetch, AsyncCallbackManager)
             with live(config), untraced():
-                value = await _acalled(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
+                value = await _acall_object(prefetch.site, prefetch.input, config, streams=self._streams(prefetch.site))
         except BaseException as error:
-            self._failed(prefetch, error)
+            self._end_or_retry(prefetch, error)
         else:
             prefetch.end(Outcome(value))
 
-    def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
+    def _end_or_retry(self, prefetch: Prefetch, error: BaseException) -> None:
         """End a prefetch that raised; one that waits for the original's equal call (`Parked`) goes on after it."""
         if not isinstance(error, Parked):  # an error that nobody reads would keep the frames that it was raised in
             prefetch.end(Outcome(error=error) if prefetch.scope.copy is not None else Outcome())
@@ -522,7 +522,7 @@ def copied(value: Any) -> Any:
     return snapshot(value)
 
 
-def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+def _call_object(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
     """Return what a call site's object gives for an input: by `invoke`, or by `stream` with the chunks added up."""
     if not streams and shims.generates_as_usual(site.target):
         return shims.generate(site.target, input, _run_manager(CallbackManagerForLLMRun, site, config), site.kwargs)
@@ -534,8 +534,8 @@ def _called(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool
     return total
 
 
-async def _acalled(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
-    """Return what a call site's object gives for an input, as `_called` does, in a loop."""
+async def _acall_object(site: CallSite, input: Any, config: RunnableConfig, *, streams: bool) -> Any:
+    """Return what a call site's object gives for an input, as `_call_object` does, in a loop."""
     if not streams and shims.generates_as_usual(site.target):
         manager = _run_manager(AsyncCallbackManagerForLLMRun, site, config)
         return await shims.agenerate(site.target, input, manager, site.kwargs)

@@ -142,10 +142,10 @@ PER_RUN = ("thread_id", "session_id")
 def entries_of(obj: Any) -> Entries:
     """Return the entries of a Runnable or a graph."""
     is_graph = any(cls.__module__.startswith("langgraph.") for cls in type(obj).__mro__)
-    return _of_graph(obj) if is_graph else _of_runnable(obj)
+    return _entries_of_graph(obj) if is_graph else _entries_of_runnable(obj)
 
 
-def _of_runnable(obj: Any) -> Entries:
+def _entries_of_runnable(obj: Any) -> Entries:
     """Return how `teola compare` calls a Runnable: whole or streamed, with a fresh thread or session for each run."""
     config = _configs(obj)
     return Entries(
@@ -158,7 +158,7 @@ def _of_runnable(obj: Any) -> Entries:
     )
 
 
-def _of_graph(obj: Any) -> Entries:
+def _entries_of_graph(obj: Any) -> Entries:
     """Return how `teola compare` calls a graph: as a Runnable, but streamed by messages of its models."""
     config = _configs(obj)
 
@@ -167,7 +167,9 @@ def _of_graph(obj: Any) -> Entries:
         async for _, piece in graph.astream(value, config(), stream_mode=["messages", "updates"]):
             yield piece[0] if isinstance(piece, tuple) else piece
 
-    return replace(_of_runnable(obj), kind="graph", names="invoke, ainvoke, astream of messages", pieces=messages)
+    return replace(
+        _entries_of_runnable(obj), kind="graph", names="invoke, ainvoke, astream of messages", pieces=messages
+    )
 
 
 def _configs(obj: Any) -> Callable[[], dict[str, Any] | None]:

@@ -157,9 +157,9 @@ class ReadOnlyTools:
 
         Raises `RegistrationError` for a predicate that returns no bool, and what a predicate raises.
         """
-        return is_read_only(tool) or any(self._counts(entry, tool) for entry in self.entries)
+        return is_read_only(tool) or any(self._entry_declares(entry, tool) for entry in self.entries)
 
-    def _counts(self, entry: Any, tool: BaseTool) -> bool:
+    def _entry_declares(self, entry: Any, tool: BaseTool) -> bool:
         """Return True if one entry of `read_only=` declares a tool read-only.
 
         Tools of a named MCP server count only if their `readOnlyHint` is true. Raise `RegistrationError` for a
@@ -214,10 +214,10 @@ def on_engine(tools: Iterable[BaseTool], pool: EnginePool, engine: str = "tools"
     `RegistrationError` for a tool that is no function, and for one that takes something of its place in a graph.
     """
     check_engine(pool, engine)
-    return [_moved(tool, pool, engine) for tool in tools]
+    return [_copy_on_engine(tool, pool, engine) for tool in tools]
 
 
-def _moved(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
+def _copy_on_engine(tool: BaseTool, pool: Any, engine: str) -> BaseTool:
     """Return a copy of a tool whose function runs on an engine of the pool.
 
     The copy's functions send the arguments as a request and return its value. Errors of the function are raised as the

@@ -484,13 +484,13 @@ def _reachable(graph: Graph) -> list[Primitive]:
 def _requests(graph: Graph) -> Counter[Hashable]:
     """Count the requests of a graph by what they look like, without warm-ups."""
     return Counter(
-        _looks(p)
+        _request_signature(p)
         for p in _reachable(graph)
         if (p.holds_fragment or (p.on_engine and not p.decodes)) and p.kind is not PrimitiveKind.PARTIAL_PREFILLING
     )
 
 
-def _looks(p: Primitive) -> Hashable:
+def _request_signature(p: Primitive) -> Hashable:
     """Return a key that is equal for primitives which make requests of the same look, whatever nodes they stand in.
 
     Compared are kind, engine, prompt and search, and the requests in fragments.

@@ -169,30 +169,30 @@ def _answer_of_agent(answer: Any) -> Any:
 # ------------------------------------------------------------ what is wrong with an input
 
 
-def _no_text(value: Any) -> str:
+def _fault_in_text(value: Any) -> str:
     return "" if isinstance(value, str) and value.strip() else 'it takes a text: "What do lambs eat?"'
 
 
-def _no_arguments(value: Any) -> str:
+def _fault_in_arguments(value: Any) -> str:
     return "" if isinstance(value, dict) else 'it takes the arguments of run(): {"question": "What do lambs eat?"}'
 
 
 def _no_text_nor_arguments(value: Any) -> str:
-    if isinstance(value, dict) or not _no_text(value):
+    if isinstance(value, dict) or not _fault_in_text(value):
         return ""
     return 'it takes a text, or the arguments of run(): {"user_msg": "What do lambs eat?"}'
 
 
-def _no_query_with_nodes(value: Any) -> str:
+def _fault_in_query_with_nodes(value: Any) -> str:
     """Return what is wrong with the input for a synthesizer, as text; empty if nothing is."""
     good = isinstance(value, dict) and value.keys() == {"query", "nodes"} and isinstance(value["nodes"], list)
-    if good and not _no_text(value["query"]) and all(isinstance(text, str) for text in value["nodes"]):
+    if good and not _fault_in_text(value["query"]) and all(isinstance(text, str) for text in value["nodes"]):
         return ""
     return 'it takes a query and texts: {"query": "What do lambs eat?", "nodes": ["Lambs eat grass."]}'
 
 
 _ENTRIES: tuple[tuple[Any, Entries], ...] = (
-    (BaseQueryEngine, Entries("query engine", "query, aquery", _query, _aquery, snapshot, fault_in=_no_text)),
+    (BaseQueryEngine, Entries("query engine", "query, aquery", _query, _aquery, snapshot, fault_in=_fault_in_text)),
     (
         BaseRetriever,
         Entries(
@@ -201,7 +201,7 @@ _ENTRIES: tuple[tuple[Any, Entries], ...] = (
             lambda one, text: one.retrieve(text),
             lambda one, text: one.aretrieve(text),
             snapshot,
-            fault_in=_no_text,
+            fault_in=_fault_in_text,
         ),
     ),
     (
@@ -212,7 +212,7 @@ _ENTRIES: tuple[tuple[Any, Entries], ...] = (
             lambda one, value: one.synthesize(value["query"], _nodes(value)),
             lambda one, value: one.asynthesize(value["query"], _nodes(value)),
             snapshot,
-            fault_in=_no_query_with_nodes,
+            fault_in=_fault_in_query_with_nodes,
         ),
     ),
     (
@@ -223,7 +223,7 @@ _ENTRIES: tuple[tuple[Any, Entries], ...] = (
             lambda one, text: one.chat(text),
             lambda one, text: one.achat(text),
             lambda answer: answer.response,
-            fault_in=_no_text,
+            fault_in=_fault_in_text,
             fresh=lambda one: one.reset(),
         ),
     ),
@@ -231,7 +231,7 @@ _ENTRIES: tuple[tuple[Any, Entries], ...] = (
         (BaseWorkflowAgent, AgentWorkflow),
         Entries("agent", "run", None, _run_agent, _answer_of_agent, fault_in=_no_text_nor_arguments),
     ),
-    (Workflow, Entries("workflow", "run", None, _run_workflow, snapshot, fault_in=_no_arguments)),
+    (Workflow, Entries("workflow", "run", None, _run_workflow, snapshot, fault_in=_fault_in_arguments)),
 )
 
 

@@ -61,7 +61,7 @@ def prefetching(threads: ThreadSafety) -> Iterator[None]:
     """Prefetch, in the body, the calls that composites make one after the other."""
     intercept_batches()
     intercept_methods(
-        TitleExtractor, {"extract_titles": _around_documents, "get_title_candidates": _around_title_candidates}
+        TitleExtractor, {"extract_titles": _around_extract_titles, "get_title_candidates": _around_title_candidates}
     )
     with during(composite_threads, threads):
         yield
@@ -306,7 +306,7 @@ def _title_call(extractor: TitleExtractor, node: Any) -> LlamaIndexInvocation:
     return LlamaIndexInvocation(llm, method, silent_body(llm, method), args, kwargs)
 
 
-def _around_documents(original: Any) -> Any:
+def _around_extract_titles(original: Any) -> Any:
     """Wrap `extract_titles`, so that the documents share the workers that the extractor allows."""
 
     @functools.wraps(original)

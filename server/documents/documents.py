@@ -143,7 +143,7 @@ class Fetcher:
             raise _fetch_error("this server fetches no documents.", "urls_off", hint)
         try:
             async with asyncio.timeout(self._settings.seconds):
-                return await self._follow(self._settings, url)
+                return await self._fetch_with_redirects(self._settings, url)
         except TimeoutError:
             raise _fetch_error(
                 f"{_display(url)} has not answered in time.", "url_timeout", "upload the document"
@@ -153,7 +153,7 @@ class Fetcher:
                 f"{_display(url)} cannot be fetched.", "url_unreachable", "upload the document"
             ) from None
 
-    async def _follow(self, settings: UrlSettings, url: str) -> Fetched:
+    async def _fetch_with_redirects(self, settings: UrlSettings, url: str) -> Fetched:
         """Fetch the document at an address, and check every redirect on the way as strictly as the address itself.
 
         Raise `HttpError` for an address that may not be fetched, and after too many redirects.

@@ -167,14 +167,14 @@ class Reader:
         Raise `HttpError` if the document cannot be read, and 429 if too many wait.
         """
         input = data if kind == "pdf" else decode_document(data, name).encode()
-        async with self._slot():
+        async with self._reading_slot():
             reply = await self._run_extractor(name, kind, input)
         if "error" in reply:
             raise _unreadable(name, reply["error"], reply["message"])
         return reply["text"], reply["pages"]
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _reading_slot(self) -> AsyncIterator[None]:
         """Wait for one of the few places in which documents are read at a time, and hold it while the body runs.
 
         Raise `HttpError` (429) if too many wait already.

@@ -30,7 +30,7 @@ class TokenIds:
         for model, encoding in self._encodings.items():
             if model not in names:
                 raise _to_config_error(unknown_name("model", model, names))
-            _check(encoding)
+            _check_encoding(encoding)
 
     async def texts(self, value: str | Sequence[Any], param: str, names: Sequence[str]) -> list[str]:
         """Return the texts of a request's input: a text, texts, the ids of one text, or lists of ids.
@@ -65,7 +65,7 @@ class TokenIds:
         )
 
 
-def _check(encoding: str) -> None:
+def _check_encoding(encoding: str) -> None:
     """Raise `ConfigError` for an encoding of the settings that tiktoken does not have, or if tiktoken is missing."""
     if find_spec("tiktoken") is None:
         raise ConfigError("server.token_ids needs tiktoken, which is not installed.", hint="pip install tiktoken")

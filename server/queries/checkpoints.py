@@ -35,7 +35,7 @@ class Checkpoints:
         self._graphs = [app for app in apps if hasattr(app.fast, "checkpointer")]
         self._apps = [app for app in apps if app.settings.checkpoints]
         for app in self._apps:
-            _check(app)
+            _check_app(app)
         self._pool: AsyncConnectionPool[Any] | None = None
         self._saver: Any = None
         self._last_search = time.time()
@@ -108,7 +108,7 @@ async def _forget(saver: Any, threads: Iterable[str]) -> None:
         await saver.adelete_thread(thread)
 
 
-def _check(app: App) -> None:
+def _check_app(app: App) -> None:
     """Raise `RegistrationError` for an app whose checkpoints the server cannot store: no graph, or one with its own."""
     if not hasattr(app.fast, "checkpointer"):
         message = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."

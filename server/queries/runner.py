@@ -142,18 +142,18 @@ def check_variables(body: Any, variables: Mapping[str, Any]) -> None:
 
     Names are written as `{{ name }}`. A query without variables is not searched, so such text may be part of its input.
     """
-    missing = sorted(names_in(body) - variables.keys()) if variables else []
+    missing = sorted(variable_names_in(body) - variables.keys()) if variables else []
     if missing:
         raise bad_request(f"the input names {missing[0]!r}, which is no variable.", "add it", param="variables")
 
 
-def names_in(value: Any) -> set[str]:
+def variable_names_in(value: Any) -> set[str]:
     """Return the names of variables, written as `{{ name }}`, in all texts of a query's input."""
     if isinstance(value, str):
         return set(_NAME.findall(value))
     if isinstance(value, Mapping):
-        return set().union(*(names_in(one) for one in value.values()))
-    return set().union(*(names_in(one) for one in value)) if isinstance(value, list) else set()
+        return set().union(*(variable_names_in(one) for one in value.values()))
+    return set().union(*(variable_names_in(one) for one in value)) if isinstance(value, list) else set()
 
 
 def fill_in(value: Any, texts: Mapping[str, str]) -> Any:
@@ -223,7 +223,7 @@ class Queries:
                 await self._report(record, error.body()["error"])
                 return
             session.submitted = decision.submitted
-            self._begin(record, session)
+            self._start_task(record, session)
 
     async def _hold(self, record: Record, waiting: dict[str, Any]) -> None:
         """Let a query wait for somebody, as it did before or as its checkpoint says."""
@@ -291,7 +291,7 @@ class Queries:
             session.end("failed")
             raise
         session.submitted = SubmittedQueryRef(record.id)
-        self._begin(record, session)
+        self._start_task(record, session)
         return record
 
     async def resume(self, caller: Caller, headers: RequestHeaders, id: str, value: Any) -> Record:
@@ -386,7 +386,7 @@ class Queries:
 
     # ------------------------------------------------------------ running
 
-    def _begin(self, record: Record, session: RequestSession) -> None:
+    def _start_task(self, record: Record, session: RequestSession) -> None:
         """Start the task that runs an accepted query, and a log of its events for those who follow it."""
         session.query.add_part(record.id, submitted=True)
         live = RunningQuery(record)

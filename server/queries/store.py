@@ -249,7 +249,7 @@ class PostgresStore:
         it.
         """
         text = "SELECT tenant, name FROM teola_server_names WHERE pool = %s"
-        async with self._open().connection() as connection:
+        async with self._open_connections().connection() as connection:
             return dict(await (await connection.execute(text.encode(), (self.pool,))).fetchall())
 
     async def put_name(self, tenant: str, name: str) -> None:
@@ -262,19 +262,19 @@ class PostgresStore:
         Raise `EngineUnavailable` if the store is not open.
         """
         text = f"SELECT record FROM teola_server_queries WHERE pool = %s AND {where}"
-        async with self._open().connection() as connection:
+        async with self._open_connections().connection() as connection:
             rows = await (await connection.execute(text.encode(), (self.pool, *values))).fetchall()
         return [Record.from_json(row[0]) for row in rows]
 
     async def _run(self, text: str, *values: Any) -> int:
-        async with self._open().connection() as connection:
+        async with self._open_connections().connection() as connection:
             return (await connection.execute(text.encode(), values)).rowcount
 
     def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
         """Return a connection, also for what else the server stores in the database. Raise `EngineUnavailable`."""
-        return self._open().connection()
+        return self._open_connections().connection()
 
-    def _open(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
+    def _open_connections(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
         """Return the pool of connections. Raise `EngineUnavailable` before `open` and after `close`."""
         if self._connections is None:
             raise EngineUnavailable("the server's store is not open.", hint="start the server")

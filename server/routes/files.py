@@ -59,7 +59,7 @@ async def upload(request: Request) -> Response:
         raise too_many(message, refusal.retry_after, code=f"{refusal.limit}_limit", hint="wait as long as it says")
     try:
         async with request.form(max_files=1, max_fields=8, max_part_size=4096) as form:
-            document, purpose, seconds = await _document(form), _purpose(form), _seconds(form)
+            document, purpose, seconds = await _document(form), _purpose(form), _expiry_seconds(form)
         stored = await while_connected(request, documents.upload(caller, document, purpose=purpose, seconds=seconds))
     finally:
         caller.limits.end(0)
@@ -84,7 +84,7 @@ def _purpose(form: FormData) -> str:
     return str(purpose)
 
 
-def _seconds(form: FormData) -> float | None:
+def _expiry_seconds(form: FormData) -> float | None:
     """Return the seconds for which an upload's form asks to store the document; None if it does not say.
 
     Raise `HttpError` for what is no positive whole number.

@@ -243,18 +243,18 @@ class ResponseWriter:
     def events_of(self, delta: Delta) -> Iterator[str]:
         """Yield the events of a piece of text, and those of the end: the whole text, tool calls, then the response."""
         if delta.text:
-            yield from self._begin_text()
+            yield from self._text_start_events()
             self._text = (self._text or "") + delta.text
             yield self._event("response.output_text.delta", **self._text_position(), delta=delta.text, logprobs=[])
         if delta.end is not None:
-            yield from self._end(delta.end)
+            yield from self._end_events(delta.end)
 
     def failure_event(self, error: HttpError) -> str:
         details = {"code": error.code or "server_error", "message": str(error)}
         response = {**self._base, "status": "failed", "output": self._output, "error": details, "usage": None}
         return self._event("response.failed", response=response)
 
-    def _begin_text(self) -> Iterator[str]:
+    def _text_start_events(self) -> Iterator[str]:
         """Yield the events that announce the text of the response, unless they were sent before."""
         if self._text is None:
             self._text = ""
@@ -262,10 +262,10 @@ class ResponseWriter:
             yield self._event("response.output_item.added", output_index=0, item=item)
             yield self._event("response.content_part.added", **self._text_position(), part=_text_part(""))
 
-    def _end(self, answer: Answer) -> Iterator[str]:
+    def _end_events(self, answer: Answer) -> Iterator[str]:
         """Yield the last events: the end of the text, the tool calls, and the whole response."""
         if not answer.calls:
-            yield from self._begin_text()
+            yield from self._text_start_events()
         if self._text is not None:
             item = _text_item(self._text_id, self._text, "completed")
             yield self._event("response.output_text.done", **self._text_position(), text=self._text, logprobs=[])
@@ -273,11 +273,11 @@ class ResponseWriter:
             yield self._event("response.output_item.done", output_index=0, item=item)
             self._output.append(item)
         for call in answer.calls:
-            yield from self._call(call)
+            yield from self._call_events(call)
         response = self._completed(answer)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def _call(self, call: ToolCall) -> Iterator[str]:
+    def _call_events(self, call: ToolCall) -> Iterator[str]:
         """Yield the events of one tool call, whose arguments come in one piece. Add the call to the response."""
         item, at = _call_item(call, "completed"), len(self._output)
         position = {"item_id": item["id"], "output_index": at}

@@ -286,7 +286,7 @@ def read_documents(path: str | Path) -> list[Chunk]:
             documents = [_of_file(file, folder_or_file) for file in files]
         else:
             lines = folder_or_file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines(): JSON may hold U+2028
-            documents = [_of_line(folder_or_file, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+            documents = [_parse_line(folder_or_file, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RegistrationError(
             f"the documents of {str(folder_or_file)!r} cannot be read: {error}.",
@@ -304,7 +304,7 @@ def _of_file(file: Path, folder: Path) -> Chunk:
     return Chunk(name, file.read_text(encoding="utf-8"), {"title": file.stem, "source": name})
 
 
-def _of_line(file: Path, number: int, line: str) -> Chunk:
+def _parse_line(file: Path, number: int, line: str) -> Chunk:
     """Return the document in one line of a JSONL file. Raise `RegistrationError`, which names file and line."""
     try:
         value: Any = json.loads(line)

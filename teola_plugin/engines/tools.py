@@ -55,7 +55,7 @@ def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, ToolFu
     harmless = [item.name if isinstance(item, ToolFunction) else item for item in read_only]
     by_name: dict[str, ToolFunction] = {}
     for item in tools:
-        tool = item if isinstance(item, ToolFunction) else _of_function(item)
+        tool = item if isinstance(item, ToolFunction) else _to_tool(item)
         if tool.name in by_name:
             raise RegistrationError(
                 f"two tools are named {tool.name!r}.",
@@ -72,7 +72,7 @@ def to_tools(tools: Iterable[Any], read_only: Iterable[Any]) -> dict[str, ToolFu
     return by_name
 
 
-def _of_function(function: Any) -> ToolFunction:
+def _to_tool(function: Any) -> ToolFunction:
     """Return a function as a tool with its own name. Raise `RegistrationError` for lambdas and other unnamed things."""
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():

@@ -313,7 +313,7 @@ def _looks_like(original: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-def _result(original: Any) -> Any:
+def _wrap_provider_method(original: Any) -> Any:
     """Wrap a provider method so that it claims a prefetched result, or an engine of a pool makes the call."""
     name = original.__name__
 
@@ -331,8 +331,8 @@ def _result(original: Any) -> Any:
     return wrapper
 
 
-def _aresult(original: Any) -> Any:
-    """Wrap an async provider method that returns its result, as `_result` does for a sync one."""
+def _wrap_async_provider_method(original: Any) -> Any:
+    """Wrap an async provider method that returns its result, as `_wrap_provider_method` does for a sync one."""
     name = original.__name__
 
     @_looks_like(original)
@@ -510,23 +510,23 @@ def _tool_aresult(original: Any) -> Any:
 
 
 METHODS: dict[str, Wrap] = {
-    "_generate": _result,
-    "_agenerate": _aresult,
-    "_call": _result,
-    "_acall": _aresult,
+    "_generate": _wrap_provider_method,
+    "_agenerate": _wrap_async_provider_method,
+    "_call": _wrap_provider_method,
+    "_acall": _wrap_async_provider_method,
     "_stream": partial(_stream_wrapper, entry="items"),
     "_astream": partial(_stream_wrapper, entry="aitems"),
-    "_get_relevant_documents": _result,
-    "_aget_relevant_documents": _aresult,
-    "compress_documents": _result,
-    "acompress_documents": _aresult,
+    "_get_relevant_documents": _wrap_provider_method,
+    "_aget_relevant_documents": _wrap_async_provider_method,
+    "compress_documents": _wrap_provider_method,
+    "acompress_documents": _wrap_async_provider_method,
 }
 """The provider methods of models and retrievers, and how each is wrapped."""
 EMBEDDING_METHODS = {
-    "embed_documents": splitting(_result),
-    "aembed_documents": splitting(_aresult),
-    "embed_query": _result,
-    "aembed_query": _aresult,
+    "embed_documents": splitting(_wrap_provider_method),
+    "aembed_documents": splitting(_wrap_async_provider_method),
+    "embed_query": _wrap_provider_method,
+    "aembed_query": _wrap_async_provider_method,
 }
 """Those of embeddings."""
 ROUTED_METHODS = {"score": _only_routed}

@@ -31,12 +31,12 @@ Builder = Callable[[Any], Node | None]
 
 def equivalent_chain(node: object) -> Node | None:
     """Return a chain with the requests and the value of `node`; None for an unknown class or a subclass of one."""
-    return _build(node, _WHOLE)
+    return _build_equivalent(node, _WHOLE)
 
 
 def equivalent_beginning(node: object) -> Node | None:
     """Return a chain with the requests that `node` makes first, whatever it does then; None as `equivalent_chain`."""
-    return _build(node, _BEGINNING)
+    return _build_equivalent(node, _BEGINNING)
 
 
 def retriever_per_query(node: Any) -> Node | None:
@@ -50,7 +50,7 @@ def is_framework_function(function: Callable[..., Any], module: str, name: str) 
     return getattr(function, "__module__", "") == module and getattr(function, "__qualname__", "") == name
 
 
-def _build(node: object, builders: Mapping[str, Builder]) -> Node | None:
+def _build_equivalent(node: object, builders: Mapping[str, Builder]) -> Node | None:
     """Return the equivalent of an object by the table `builders`; None if it has none, or is not understood."""
     builder = _builder(node, builders)
     try:

@@ -348,9 +348,9 @@ class _StepReader:
         if type(target) is VectorStoreIndex and name in ("as_query_engine", "as_retriever"):
             return partial(self._make_part, target, name)
         if is_instance(target, BaseRetriever) and name in ("retrieve", "aretrieve"):
-            return partial(self._ask, target, name)
+            return partial(self._lower_query_call, target, name)
         if is_instance(target, BaseQueryEngine) and name in ("query", "aquery"):
-            return partial(self._ask, target, name)
+            return partial(self._lower_query_call, target, name)
         return None
 
     # ------------------------------------------------------------ the context
@@ -459,7 +459,7 @@ class _StepReader:
         self.guards += [*lowering.guards, ElementsGuard(node_ids, tuple(node_ids.values()))]
         return KnownValue(part)
 
-    def _ask(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    def _lower_query_call(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret a query of a retriever or an engine, which is lowered as it is in a query of its own."""
         is_async = name.startswith("a")
         query = arguments.get("str_or_query_bundle")

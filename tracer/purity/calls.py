@@ -400,7 +400,7 @@ def _constant_number(value: AbstractValue) -> float | None:
     return number if isinstance(number, (int, float)) and abs(number) <= _LARGEST_CONSTANT else None
 
 
-def _add(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+def _bound_by_sum(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
     """Return a bound for the result of `+`, or of another operator that makes no more than its operands hold."""
     operands = []
     for value in (left, right):
@@ -449,10 +449,10 @@ def _modulo(machine: Machine, left: AbstractValue, right: AbstractValue) -> Abst
 
 
 OPERATORS: Mapping[type[ast.operator], Callable[[Machine, AbstractValue, AbstractValue], AbstractValue]] = {
-    ast.Add: _add,
+    ast.Add: _bound_by_sum,
     ast.Mult: _multiply,
     ast.Div: _divide,
     ast.FloorDiv: _divide,
     ast.Mod: _modulo,
-    **dict.fromkeys((ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor, ast.RShift), _add),
+    **dict.fromkeys((ast.Sub, ast.BitAnd, ast.BitOr, ast.BitXor, ast.RShift), _bound_by_sum),
 }

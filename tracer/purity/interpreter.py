@@ -175,7 +175,7 @@ class Interpreter(Machine):
             if self._run_block(block):
                 ends.append(scope.variables)
         if ends:
-            scope.variables = reduce(_join, ends)
+            scope.variables = reduce(_merge_variables, ends)
         return bool(ends)
 
     def _run_loop(self, statement: ast.For) -> bool:
@@ -284,7 +284,7 @@ class Interpreter(Machine):
             case ast.JoinedStr(parts):
                 return self._join_text(parts)
             case ast.FormattedValue():
-                return self._print(node)
+                return self._format_field(node)
             case ast.Tuple(items) | ast.List(items) | ast.Set(items):
                 return self._make_container(node, items)
             case ast.Dict(keys, values):
@@ -339,7 +339,7 @@ class Interpreter(Machine):
             return Constant("".join(texts))
         return self.make(add(constant_size(1), *map(size_of, values)), is_text=True)
 
-    def _print(self, node: ast.FormattedValue) -> AbstractValue:
+    def _format_field(self, node: ast.FormattedValue) -> AbstractValue:
         """Return a bound for the text of an f-string's field. Raise `Unbounded` for a large or unknown width."""
         width = field_width(self._evaluate(node.format_spec)) if node.format_spec else 0
         value = self._evaluate(node.value)
@@ -381,7 +381,7 @@ class Interpreter(Machine):
         return SizedValue(growth)
 
 
-def _join(left: _Variables, right: _Variables) -> _Variables:
+def _merge_variables(left: _Variables, right: _Variables) -> _Variables:
     """Return the variables where two paths of control flow meet."""
     both = {name: join_values(left[name], right[name]) for name in left.keys() & right.keys()}
     return left | right | both

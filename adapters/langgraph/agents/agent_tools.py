@@ -61,12 +61,12 @@ def reach(obj: Any) -> Reach:
         if len(seen) >= _MAX_OBJECTS:
             return Reach(True, result.needs_runtime_context, True)
         seen[id(value)] = value  # kept, so that no other object gets the same id
-        _note(result, value)
+        _add_uses_of(result, value)
         pending += _parts(value)
     return result
 
 
-def _note(result: Reach, value: Any) -> None:
+def _add_uses_of(result: Reach, value: Any) -> None:
     """Add to `result` what one object shows of the code that uses it.
 
     The code may ask a human, read what only its node has, or report events. A name that contains `interrupt` in the

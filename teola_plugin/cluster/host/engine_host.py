@@ -215,9 +215,9 @@ class EngineHost:
             return None
         known_client.beat()
         numbered_events = await known_client.outbox.take()
-        return self._packed(*numbered_events) if numbered_events is not None else None
+        return self._pack_events(*numbered_events) if numbered_events is not None else None
 
-    def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
+    def _pack_events(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         """Return a numbered parcel of events; an event that cannot be pickled becomes a failure of its request."""
         try:
             return pack([number, *messages])
@@ -256,7 +256,7 @@ class EngineHost:
                 if isinstance(order, Exception):
                     self._refuse(sender, names, not_picklable(self.name, order))
                 else:
-                    self._take(sender, order)
+                    self._carry_out_or_refuse(sender, order)
 
     async def forwarded(self, client: str, parcel: Parcel) -> None:
         """Queue followers of primitives of another engine.
@@ -270,12 +270,12 @@ class EngineHost:
     def _follow(self, client: str, order: Submit) -> None:
         """Queue the follower of a primitive of this engine or of another."""
         if (sender := self.clients.get(client)) is not None:
-            self._take(sender, order)
+            self._carry_out_or_refuse(sender, order)
 
-    def _take(self, sender: Client, order: Order) -> None:
+    def _carry_out_or_refuse(self, sender: Client, order: Order) -> None:
         """Carry out an order. One that raises fails alone: its requests, and nothing that comes after it."""
         try:
-            self._obey(sender, order)
+            self._carry_out(sender, order)
         except Exception as error:
             log.warning("engine %s cannot take an order of client %s", self.name, sender.id, exc_info=True)
             self._refuse(sender, request_ids(order), not_accepted(self.name, error))
@@ -290,7 +290,7 @@ class EngineHost:
             if entry is not None and self._port is not None:
                 self._port.cancel([entry])
 
-    def _obey(self, sender: Client, order: Order) -> None:
+    def _carry_out(self, sender: Client, order: Order) -> None:
         """Carry out an order of a client: queue requests, cancel them, begin to stream them, or change depths."""
         if isinstance(order, Submit):
             self._queue(sender, order)

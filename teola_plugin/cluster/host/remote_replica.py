@@ -51,7 +51,7 @@ class RemoteReplica:
     async def start(self) -> None:
         """Make the actor and start the engine in it. Raises `EngineUnavailable`."""
         if self._actor is None:
-            self._actor = self._make()
+            self._actor = self._create_actor()
         try:
             self._set_facts(await self._actor.start.remote())
             self.node, self.pid = await self._actor.where.remote()
@@ -59,7 +59,7 @@ class RemoteReplica:
             await self.kill()
             raise translated(error, self.name, self.replica) from None
 
-    def _make(self) -> Any:
+    def _create_actor(self) -> Any:
         """Create the Ray actor that will hold the engine, with the resources that it reserves."""
         import ray
 

@@ -126,7 +126,7 @@ def _choose_cards(demand: Demand, loads: dict[int, _Load], why_none: str) -> tup
         return ()
     indices = _indices(device)
     if any(index not in loads for index in indices):
-        raise _no_card(demand.engine, str(device), [load.card for load in loads.values()], why_none)
+        raise _unknown_card_error(demand.engine, str(device), [load.card for load in loads.values()], why_none)
     if demand.cards > len(loads):
         raise ConfigError(
             f"{demand.engine} asks for {demand.cards} GPUs; there {_are(len(loads))}: {_listed(loads.values())}.",
@@ -151,7 +151,7 @@ def _indices(device: Device) -> tuple[int, ...]:
     return tuple(sorted(int(unit) if unit.isdecimal() else -1 for unit in device.units))
 
 
-def _no_card(engine: str, device: str, cards: Sequence[Card], why_none: str) -> ConfigError:
+def _unknown_card_error(engine: str, device: str, cards: Sequence[Card], why_none: str) -> ConfigError:
     """Return the error for an engine whose device is no card of this machine; it lists the cards that there are."""
     if not cards:
         return ConfigError(

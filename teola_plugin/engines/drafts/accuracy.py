@@ -96,14 +96,14 @@ class AppAccuracy:
 
         Guesses after a single token occur everywhere, so their accuracy is corrected quickly.
         """
-        of_app = self._of_kind(kind)
+        of_app = self._accuracy_of_kind(kind)
         weight = _UNPROVEN_WEIGHT if kind is GuessKind.ONE else _PRIOR_WEIGHT
         return GuessAccuracy(of_app.share, weight=weight, proven=of_app.proven)
 
     def record(self, kind: GuessKind, right: int, *, wrong: bool) -> None:
-        self._of_kind(kind).record(right, wrong=wrong)
+        self._accuracy_of_kind(kind).record(right, wrong=wrong)
 
-    def _of_kind(self, kind: GuessKind) -> GuessAccuracy:
+    def _accuracy_of_kind(self, kind: GuessKind) -> GuessAccuracy:
         """Return the accuracy of one kind of guess; create it with the usual accuracy at first use."""
         accuracy = self._kinds.get(kind)
         if accuracy is None:

@@ -154,7 +154,7 @@ def block_ends(prompt: Prompt, rendered: str, encoding: Any, count: int, block: 
     for last in range(block - 1, count, block):
         characters = encoding.token_to_chars(last)  # None for tokens without text
         if characters is not None:
-            at = max(at, _flat(spans, characters[1]))
+            at = max(at, _flat_position(spans, characters[1]))
         ends.append(at)
     return ends
 
@@ -177,7 +177,7 @@ def _spans(prompt: Prompt, rendered: str) -> list[TextSpan] | None:
     return spans
 
 
-def _flat(spans: Sequence[TextSpan], rendered: int) -> int:
+def _flat_position(spans: Sequence[TextSpan], rendered: int) -> int:
     """Return the number of characters of the flat text that come before a position in the rendered text."""
     before = [span for span in spans if span.rendered <= rendered]
     if not before:

@@ -32,16 +32,16 @@ def check(scheduler: str, version: str, engine: str) -> None:
         )
     if scheduler and not shim.tested(version):
         tested = ", ".join(f"{major}.{minor}" for major, minor in shim.TESTED)
-        raise _unfit(engine, scheduler, f"It is tested with vLLM {tested}; {version} is installed.")
+        raise _unfit_error(engine, scheduler, f"It is tested with vLLM {tested}; {version} is installed.")
 
 
 def check_names(scheduler: str, engine: str) -> None:
     """Raise ConfigError if the installed vLLM lacks what the scheduler needs. Imports vLLM."""
     if scheduler and (lacking := shim.lacking()):
-        raise _unfit(engine, scheduler, f"In the one installed, these are not as expected: {', '.join(lacking)}.")
+        raise _unfit_error(engine, scheduler, f"In the one installed, these are not as expected: {', '.join(lacking)}.")
 
 
-def _unfit(engine: str, scheduler: str, reason: str) -> ConfigError:
+def _unfit_error(engine: str, scheduler: str, reason: str) -> ConfigError:
     """Return the error for a scheduler class that does not fit the installed vLLM, with the reason."""
     return ConfigError(
         f'engine {engine!r}: scheduler="{scheduler}" replaces a part of vLLM that changes between versions. {reason}',

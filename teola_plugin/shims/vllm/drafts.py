@@ -225,9 +225,9 @@ def spare(runner: Any) -> None:
         PlainSteps(runner)
         _ask_only_for_drafts()
     elif hasattr(runner, "_sample"):
-        runner._sample = _plainly(runner._sample)
+        runner._sample = _sample_without_metadata(runner._sample)
     if hasattr(runner, "take_draft_token_ids"):
-        runner.take_draft_token_ids = _unless_none(runner.take_draft_token_ids)
+        runner.take_draft_token_ids = _none_if_all_empty(runner.take_draft_token_ids)
 
 
 _STEP = ("execute_model", "sample_tokens", "_draft_token_ids", "_draft_token_req_ids")
@@ -249,7 +249,7 @@ class PlainSteps:
     def execute(self, scheduler_output: Any, *more: Any, **named: Any) -> Any:
         """Run a step of the model, as without speculation if the scheduler sends no drafted token. Replaces
         `execute_model`."""
-        self._asks = not self._left or not self._goes_on(scheduler_output.num_scheduled_tokens.keys())
+        self._asks = not self._left or not self._continues_pause(scheduler_output.num_scheduled_tokens.keys())
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._runner.speculative_config = None
         output = self._execute(scheduler_output, *more, **named)
@@ -269,7 +269,7 @@ class PlainSteps:
                 self._left, self._names = left, frozenset(self._runner.input_batch.req_ids)
         return output
 
-    def _goes_on(self, names: Set[str]) -> bool:
+    def _continues_pause(self, names: Set[str]) -> bool:
         """Counts a step that is left out, or says that the others are not made."""
         if names == self._names:
             self._left -= 1
@@ -294,10 +294,10 @@ def _ask_only_for_drafts() -> None:
 
     take = getattr(UniProcExecutor, "take_draft_token_ids", None)
     if take is not None and not hasattr(take, "__wrapped__"):
-        UniProcExecutor.take_draft_token_ids = _if_there_are(take)
+        UniProcExecutor.take_draft_token_ids = _take_only_if_drafted(take)
 
 
-def _if_there_are(take: Any) -> Any:
+def _take_only_if_drafted(take: Any) -> Any:
     """Wrap the executor's `take_draft_token_ids`: return None without asking the worker if nothing was drafted."""
 
     def take_if_drafted(executor: Any) -> Any:
@@ -312,7 +312,7 @@ def _if_there_are(take: Any) -> Any:
     return take_if_drafted
 
 
-def _plainly(sample: Any) -> Any:
+def _sample_without_metadata(sample: Any) -> Any:
     """`_sample(logits, spec_decode_metadata)`, as without metadata where it has no drafted token."""
 
     def sampled(logits: Any, spec_decode_metadata: Any) -> Any:
@@ -322,7 +322,7 @@ def _plainly(sample: Any) -> Any:
     return sampled
 
 
-def _unless_none(take: Any) -> Any:
+def _none_if_all_empty(take: Any) -> Any:
     """`take_draft_token_ids()`: None where all drafts are empty. The scheduler would take from each request the drafts
     that it has; a request that has run has none any more (`Scheduler.schedule` takes them with it)."""
 
