@@ -20,10 +20,11 @@ def write(root: Path, **sources: str) -> Path:
 
 
 LONG_FUNCTION = '''def add(number: int) -> int:
-    """Return the number after six more."""
+    """Return the number after ten more."""
     number += 1
     number += 2
     number += 3
+    number += 4
     return number
 '''
 FIELDS = "\n".join(f"    is_{letter}: bool" for letter in "abcdef")
