@@ -91,4 +91,4 @@ def test_the_command_prints_what_is_above_a_limit(
     root = write(tmp_path, **BROKEN["vague names"])
     monkeypatch.setattr(check.sys, "argv", ["check_readability.py", str(root)])
     assert check.main() == 1
-    assert "server/broken.py:7: found" in capsys.readouterr().out
+    assert "server/broken.py:8: found" in capsys.readouterr().out
