@@ -94,7 +94,7 @@ class EngineModel(BaseModel):
                 names = [*_PLAIN, "stop", "json_schema", "response_format"]
                 raise unknown_name(f"argument of {type(self).__name__}", name, names)
         values = {name: getattr(self, name) if arguments.get(name) is None else arguments[name] for name in _PLAIN}
-        _check(values)
+        _check_sampling(values)
         stop = self.stop if stop is None else stop
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return Sampling(**values, stop=stops, json_schema=schema_text(schema))
@@ -162,7 +162,7 @@ def _schema_of(arguments: dict[str, Any], default: str | dict[str, Any]) -> str 
     raise unknown_name("response_format", str(kind), ["json_schema", "json_object", "text"])
 
 
-def _check(values: Mapping[str, Any]) -> None:
+def _check_sampling(values: Mapping[str, Any]) -> None:
     """Raise `RegistrationError` for the first sampling parameter that is out of its range."""
     limits = {
         "max_tokens": values["max_tokens"] >= 1,

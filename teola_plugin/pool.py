@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from teola_plugin.cluster.config import PoolConfig
 
-CLEANING = 10.0
+MAX_CLEAN_UP_S = 10.0
 """Seconds that closing waits for what is to be cleaned up first."""
 PIPELINES = 16
 """Different `passes=` whose plans a pool keeps."""
@@ -178,7 +178,7 @@ class EnginePool:
         """Stop all engines. Idempotent. Calls under way fail as `EngineUnavailable`, and so does a `start()` of another
         thread. In a process that was forked while they ran, it does nothing: they are the parent's."""
         if self._outstanding:
-            wait(list(self._outstanding), CLEANING)
+            wait(list(self._outstanding), MAX_CLEAN_UP_S)
         self.runtime.break_off()
         with self._changing:
             if self._started:
@@ -219,7 +219,7 @@ class EnginePool:
         """Stop the engines without blocking the running loop."""
         if isinstance(self.runtime.loop, SameLoop):
             if self._outstanding:
-                await asyncio.wait([asyncio.wrap_future(one) for one in self._outstanding], timeout=CLEANING)
+                await asyncio.wait([asyncio.wrap_future(one) for one in self._outstanding], timeout=MAX_CLEAN_UP_S)
             self._started = False
             await self.runtime.astop()
         else:

@@ -23,7 +23,10 @@ register_configure_hook(current_listener, inheritable=True)
 
 
 def listening_tally() -> Tally:
-    """Create a tally that counts models outside the pool, too, if their messages have `usage_metadata`."""
+    """Return a tally for one request to a served app.
+
+    It counts the calls of the pool, and those of other models whose messages have `usage_metadata`.
+    """
     tally = Tally()
     tally.listener = UsageHandler(tally)
     return tally

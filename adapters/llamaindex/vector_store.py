@@ -395,4 +395,5 @@ def _search_depths(k: int, admitted: RowFilter) -> Iterator[int]:
 
 
 async def _wait_for(future: Future[T]) -> T:
+    """Wait on this loop for a future that another thread completes."""
     return await asyncio.wrap_future(future)

@@ -157,7 +157,7 @@ class Tickets:
 
 @router.get("/", include_in_schema=False)
 def page() -> Response:
-    return HTMLResponse(_file("page.html"), headers={"Content-Security-Policy": _POLICY})
+    return HTMLResponse(_read_page_file("page.html"), headers={"Content-Security-Policy": _POLICY})
 
 
 @router.get("/pages/{name}.{kind}", include_in_schema=False)
@@ -166,10 +166,10 @@ def asset(name: str, kind: str) -> Response:
     file = f"{name}.{kind}"
     if file not in _TYPES:
         raise not_found("there is no such file.", "open /")
-    return Response(_file(file), media_type=_TYPES[file])
+    return Response(_read_page_file(file), media_type=_TYPES[file])
 
 
-def _file(name: str) -> str:
+def _read_page_file(name: str) -> str:
     return resources.files("teola_plugin.server.pages").joinpath(name).read_text(encoding="utf-8")
 
 

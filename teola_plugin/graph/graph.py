@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -231,10 +230,6 @@ class Graph:
                     bound = {"$item", "$carry", *(f"${key}" for key, _ in p.inputs)}
                     names |= fragment.externals - bound
         return frozenset(names | ({self.output.producer} if self.output.external else set()))
-
-    def digest(self) -> str:
-        """Return a short hash of the text form."""
-        return hashlib.sha256(str(self).encode()).hexdigest()[:12]
 
     def __eq__(self, other: object) -> bool:
         """Compare output and primitives; their order and how the graph was made do not count."""

@@ -181,10 +181,9 @@ def enqueue_event(
 def gang_changed(
     at: float, run: QueryRun, live: LivePrimitive | None, claimed: Iterable[EngineRequest]
 ) -> DepthChanged | None:
-    """Return the event that tells an engine of the gang of requests that were made before the graph came to them.
+    """Give requests that were made before the graph came to their primitive the graph's objective and gang.
 
-    None if nothing changes for them. It does if the graph knows a call of the original to be a member of a gang, or
-    waits alone for what a gang had requested.
+    Return the event that tells their engine; None if nothing changes.
     """
     if live is None or live.gang_objective.objective is Objective.BACKGROUND:
         return None
@@ -284,7 +283,7 @@ class RemainingTimes:
         """Return the expected seconds from the beginning of `p` to the end of its query."""
         if query is None:
             return 0.0
-        planned = self._planned(query.graph).get(p.id)
+        planned = self._times_in_plan(query.graph).get(p.id)
         if planned is not None:
             return planned
         live = query.get(p.id)
@@ -297,13 +296,13 @@ class RemainingTimes:
         """
         if query is None:
             return 0.0
-        planned = self._planned(query.graph)
+        planned = self._times_in_plan(query.graph)
         return max(
             [planned.get(live.id, 0.0) for live in query if not live.status.has_ended],
             default=depth * UNKNOWN_PRIMITIVE_S,
         )
 
-    def _planned(self, graph: Graph) -> Mapping[str, float]:
+    def _times_in_plan(self, graph: Graph) -> Mapping[str, float]:
         """Return the seconds from each primitive's beginning to the end of the graph, computed once for each graph."""
         times = self._by_graph.get(graph)
         if times is None:
@@ -315,7 +314,7 @@ class RemainingTimes:
 
         Goes depth first, with a stack instead of recursion: a chain may be thousands of primitives long.
         """
-        planned, context = self._planned(query.graph), PassContext(self._profiles())
+        planned, context = self._times_in_plan(query.graph), PassContext(self._profiles())
         remaining_s: dict[str, float] = {}
         stack = [live]
         while stack:

@@ -415,15 +415,15 @@ class EngineScheduler(Batches):
         """Give the queued and running primitives of a query their new depths, objectives and gangs."""
         for queued in self.queue:
             if queued.query == event.query:
-                self._update_standing(queued, event)
+                self._update_priority(queued, event)
         for running in self.running.by_id.values():
             if running.query == event.query:
                 running.depth = event.depths.get(running.primitive, running.depth)
-                self._update_standing(running.source, event)  # should it run again
+                self._update_priority(running.source, event)  # should it run again
         return []
 
     @staticmethod
-    def _update_standing(queued: QueuedPrimitive, event: DepthChanged) -> None:
+    def _update_priority(queued: QueuedPrimitive, event: DepthChanged) -> None:
         """Give a queued primitive its new depth, objective and gang, where the event names it; otherwise they stay."""
         queued.depth = event.depths.get(queued.primitive, queued.depth)
         if queued.primitive in event.objectives:

@@ -50,7 +50,7 @@ class Input:
         return schema if self.default is REQUIRED else schema | {"default": self.default}
 
 
-def bound(inputs: Sequence[Input], values: Mapping[str, Any], workflow: str) -> dict[str, Any]:
+def checked_inputs(inputs: Sequence[Input], values: Mapping[str, Any], workflow: str) -> dict[str, Any]:
     """Return all inputs of a query by name. Raise RegistrationError for a missing, unknown or invalid one."""
     declared = {one.name: one for one in inputs}
     if not isinstance(values, Mapping):

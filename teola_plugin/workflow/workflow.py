@@ -16,7 +16,7 @@ from teola_plugin.workflow.config import Config, config_of, config_schema
 from teola_plugin.workflow.control import configured, free_names, moved
 from teola_plugin.workflow.decomposition import Scope, in_order, last_of
 from teola_plugin.workflow.indexing import PER_QUERY, THIS_QUERY
-from teola_plugin.workflow.inputs import Input, bound, kind_of
+from teola_plugin.workflow.inputs import Input, checked_inputs, kind_of
 from teola_plugin.workflow.values import Kind, Value
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Workflow:
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs of a query, checked. Raises `RegistrationError`."""
-        return bound(self.inputs, inputs, self.name)
+        return checked_inputs(self.inputs, inputs, self.name)
 
     def input_schema(self) -> dict[str, Any]:
         """JSON schema of the inputs: an object with a property each."""

@@ -262,7 +262,10 @@ class AgentAnswer:
         return work is None or (work.prefetch is not None and not work.prefetch.is_done)
 
     def failed(self) -> None:
-        """End where there will be no answer."""
+        """End the work that was started for the tool calls written so far: the model's call has failed.
+
+        See `AnswerListener`.
+        """
         self.close()
 
     def close(self) -> None:

@@ -121,7 +121,11 @@ class _Turn:
     tools: list[Any]
 
     def prompt(self, results: Sequence[ToolCallResult]) -> Prompt:
-        """Return the prompt with these results, and one that is unknown after them."""
+        """Return the next prompt as far as it is known while tools run.
+
+        That is: with the results so far, and a placeholder for the next one. A timer asks for it again and again, first
+        without any result.
+        """
         prompt: Prompt = run_without_waiting(self._prompt([*results, _unknown_result()]))
         return prompt
 

@@ -75,6 +75,8 @@ class UnfinishedRequests:
         self._entries[entry.request.id] = entry, queued
 
     def get(self, request: str) -> tuple[EngineRequest, Enqueue] | None:
+        """Return a request that has not ended, and the latest event that queues its primitive; None if it is unknown or
+        has ended."""
         pair = self._entries.get(request)
         return (pair[0], pair[1].event) if pair is not None else None
 

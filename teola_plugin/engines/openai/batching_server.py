@@ -97,7 +97,7 @@ class BatchingServer:
         self.name, self.base_url, self.model = name, without_credentials(base_url).rstrip("/"), model
         self.dedicated, self._check = dedicated, check
         self.max_inputs = max_inputs or self.DEFAULT_MAX_INPUTS
-        self._has_chosen_inputs = max_inputs is not None
+        self._user_set_max_inputs = max_inputs is not None
         self._new_client = partial(new_client, base_url, api_key, headers, timeout, max_connections)
         self._max_connections = self._connections = max_connections
         self._profile = EngineProfile(
@@ -198,7 +198,7 @@ class BatchingServer:
         self.model = facts.model
         self._versions |= {"model": facts.model, **facts.versions}
         most = info.get("max_client_batch_size")
-        if not self._has_chosen_inputs and type(most) is int and most > 0:
+        if not self._user_set_max_inputs and type(most) is int and most > 0:
             self.max_inputs = most
         self._adopt_facts(entry, info)
 

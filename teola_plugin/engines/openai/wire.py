@@ -278,6 +278,7 @@ def _item_mismatch(value: Any, shape: Shape, field: str) -> str:
 
 
 def _is_count(value: Any) -> bool:
+    """Return True for a number of tokens or an index: whole, at least 0, and so small that floats hold it exactly."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT
 
 

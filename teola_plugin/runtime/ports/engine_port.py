@@ -287,6 +287,10 @@ class EnginePort:
 
     @property
     def listens(self) -> bool:
+        """Return True if all replicas can stream a request from a later moment on.
+
+        It is read when a request is made, to decide whether it goes without `stream` at first.
+        """
         return all(map(listens, self.replicas.values()))
 
     def listen(self, entries: Sequence[EngineRequest]) -> None:

@@ -90,7 +90,7 @@ class E2:
         """Seconds of prefilling by replica that wait there in front of the next request of this round."""
         self._preferences: dict[str, Preference] = {}
         """Preferences of waiting requests, by request."""
-        self._too_large = _ANY_SIZE
+        self._min_refused_units = _ANY_SIZE
         """Units from which on nothing fits anywhere in this round."""
         self._now = 0.0
 
@@ -112,7 +112,7 @@ class E2:
     def begin_round(self, at: float) -> None:
         """Begin a round of decisions at this time, in seconds, and let loads that are too old expire."""
         self._now = at
-        self._too_large = _ANY_SIZE
+        self._min_refused_units = _ANY_SIZE
         self._round_queues.clear()
         self.loads.expire(at)
 
@@ -164,10 +164,10 @@ class E2:
         """
         preferred = self._preferences.get(request.id)
         if preferred is not None and preferred.until > self._now:
-            if preferred.min_units >= self._too_large:
+            if preferred.min_units >= self._min_refused_units:
                 return None
             if preferred.replicas and not any(fits(name, units) for name, units in preferred.replicas):
-                return self._wait_or_spill(request, preferred, fits)
+                return self._wait_or_overflow(request, preferred, fits)
         match = self.index.match(request.blocks) if request.blocks else NO_MATCH
         rule, replicas = self._preferred_replicas(request, match)
         min_units = _missing_tokens(request, match.depth)
@@ -184,7 +184,7 @@ class E2:
         min_seconds_elsewhere = self._min_seconds_elsewhere(request, match, replicas)
         preferred = Preference(tuple(replicas), min_units, min_seconds_elsewhere, self._now + PREFERENCE_LIFETIME_S)
         self._remember_preference(request, preferred)
-        return self._wait_or_spill(request, preferred, fits)
+        return self._wait_or_overflow(request, preferred, fits)
 
     def _remember_preference(self, request: PlacementRequest, preference: Preference) -> None:
         """Keep a waiting request's preference. When there are many, expired ones go: cancelled requests never come
@@ -233,7 +233,9 @@ class E2:
 
     # ------------------------------------------------------------ full replicas
 
-    def _wait_or_spill(self, request: PlacementRequest, preference: Preference, fits: Fits) -> PlacementChoice | None:
+    def _wait_or_overflow(
+        self, request: PlacementRequest, preference: Preference, fits: Fits
+    ) -> PlacementChoice | None:
         """Return None if the request is to wait for a slot where it belongs, else a replica with a slot now, to
         compute more."""
         if not request.uncontended and not request.urgent:
@@ -296,7 +298,7 @@ class E2:
 
     def _explore(self, request: PlacementRequest, match: Match, fits: Fits) -> PlacementChoice | None:
         """Return the replica where the request costs least, wherever its prefix is; None if no replica has a slot."""
-        if _missing_tokens(request, match.depth) >= self._too_large:
+        if _missing_tokens(request, match.depth) >= self._min_refused_units:
             return None
         members = self._gangs.get(request.gang) if request.gang else None
         cached_blocks = match.by_replica()
@@ -304,7 +306,7 @@ class E2:
         if choice is None:
             choice = self._cheapest(request, cached_blocks, members or {}, fits)
         if choice is None and not request.warm_up:
-            self._too_large = min(self._too_large, request.size)
+            self._min_refused_units = min(self._min_refused_units, request.size)
         return choice
 
     def _decoder(self, request: PlacementRequest, cached_blocks: dict[str, int], fits: Fits) -> PlacementChoice | None:
