@@ -164,10 +164,10 @@ async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.Monk
 class ForeignHost(Host):
     """What it packs is of a module that nobody can import afterwards."""
 
-    def _packed(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
+    def _pack_events(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "only_there", SimpleNamespace(Foreign=Foreign))  # type: ignore[arg-type]
-            return super()._packed(number, messages)
+            return super()._pack_events(number, messages)
 
 
 class Foreign(dict[str, int]):
