@@ -27,7 +27,7 @@ _NOUNS = (
     (_K.EMBEDDING, "embedding", "embeddings"),
 )
 """The words for a component, singular and plural, by the kind of its last primitive."""
-_MOST = 3
+_MAX_LISTED = 3
 """The most names that are written out."""
 _ENDING = re.compile(rf"(\.({'|'.join(DERIVED)}))?(\.(partial|grown))?(#\d+)?$")
 
@@ -47,10 +47,10 @@ def component_of(id_: str) -> str:
 def listed(names: Sequence[str], word: str = "and") -> str:
     """Join a few names with commas and `word`; of many, only the first, and how many more there are.
 
-    More than `_MOST` names are many. The result is empty for no names.
+    More than `_MAX_LISTED` names are many. The result is empty for no names.
     """
-    if len(names) > _MOST:
-        return f"{', '.join(names[:_MOST])} {word} {len(names) - _MOST} more"
+    if len(names) > _MAX_LISTED:
+        return f"{', '.join(names[:_MAX_LISTED])} {word} {len(names) - _MAX_LISTED} more"
     return f" {word} ".join(one for one in (", ".join(names[:-1]), *names[-1:]) if one)
 
 

@@ -106,10 +106,10 @@ class PromptCache:
         name = "messages" if "messages" in kwargs else "prompt"
         prompt, tools = args[0] if args else kwargs.get(name), kwargs.get("tools") or ()
         messages = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else []
-        system = list(takewhile(_is_instruction, messages))
-        text, digest_of_tools = "\n".join(_text(message) for message in system), _digest("", tools)
         if _is_cached_by_user(form, target, kwargs) or _has_our_marker(messages):
             return args, kwargs
+        system = list(takewhile(_is_instruction, messages))
+        text, digest_of_tools = "\n".join(_text(message) for message in system), _digest("", tools)
         with self._lock:
             key = type(target).__name__, digest_of_tools
             instructions = self._instructions.setdefault(key, Instructions())
@@ -140,17 +140,17 @@ class PromptCache:
             digest = _digest(digest, [_role(message), _content(message), getattr(message, "tool_calls", None)])
             digests.append(digest)
         with self._lock:
-            known = [index for index, one in enumerate(digests) if one in self._prefixes]
-            was_whole = bool(known) and self._prefixes[digests[known[-1]]]
+            longest = max((index for index, one in enumerate(digests) if one in self._prefixes), default=-1)
+            was_whole = longest >= 0 and self._prefixes[digests[longest]]
             for index, one in enumerate(digests):
                 self._prefixes[one] = index == len(digests) - 1 or self._prefixes.get(one, False)
                 self._prefixes.move_to_end(one)
             while len(self._prefixes) > MAX_PREFIXES:
                 self._prefixes.popitem(last=False)
-        if not known or known[-1] < system_count:
+        if longest < system_count:
             return []
-        goes_on = was_whole and known[-1] < len(messages) - 1
-        return [len(messages) - 1, known[-1]] if goes_on else [known[-1]]
+        goes_on = was_whole and longest < len(messages) - 1
+        return [len(messages) - 1, longest] if goes_on else [longest]
 
     def describe(self) -> Iterator[str]:
         """Yield a line for each model that was called, and for what breaks the beginning of its prompts."""
@@ -161,8 +161,8 @@ class PromptCache:
         for (name, _), instructions in noted.items():
             yield f"{name}: calls: {instructions.request_count}, different instructions: {instructions.different_count}"
             if instructions.different_count > 1:
-                shown = instructions.common[-_SHOWN_CHARACTERS:]
-                where = f"behind {shown!r}" if shown else "at their beginning"
+                common_end = instructions.common[-_SHOWN_CHARACTERS:]
+                where = f"behind {common_end!r}" if common_end else "at their beginning"
                 yield f"    they differ {where}: put what changes into the message of the user, or at their end"
 
 

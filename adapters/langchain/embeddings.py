@@ -28,7 +28,7 @@ from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.loop_thread import CallHandle
 from teola_plugin.runtime.provider_call import CallNotShared
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
-from teola_plugin.runtime.provider_limits import MOST_PREFETCHED
+from teola_plugin.runtime.provider_limits import MAX_PREFETCHED
 from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims.langchain import copy_with_one_tokenization
 from teola_plugin.shims.langchain_interceptors import interceptors
@@ -145,7 +145,7 @@ class _RequestRecorder:
 class BatchRequests:
     """A client that sends the requests of one call of `embed_documents` side by side, in place of the object's own.
 
-    The first request is the original's. At most `MOST_PREFETCHED` are under way, or answered and not yet read. The
+    The first request is the original's. At most `MAX_PREFETCHED` are under way, or answered and not yet read. The
     provider's limit holds, and a request that was refused for now is sent again in its place.
     """
 
@@ -155,7 +155,7 @@ class BatchRequests:
         self._waiting = deque(range(1, len(requests)))
         self._scopes = list[CallScope]()
         self._lock, self._next_position = threading.Lock(), 0
-        workers = min(MOST_PREFETCHED, len(requests)) - 1
+        workers = min(MAX_PREFETCHED, len(requests)) - 1
         self._unread = threading.Semaphore(workers)
         self._unread_on_loop = asyncio.Semaphore(workers)
         self._workers, self._on_loop = workers, on_loop

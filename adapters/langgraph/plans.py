@@ -384,12 +384,12 @@ class Parts:
             self._run.schedule_subplans(finished=finished, soon=False)
         calls = self._provider_calls
         calls_before = 0 if calls is None else calls.note_new_part()
+        length_to_end = PRIMITIVES_PER_NODE * self._plans.distances.get(node, 0)  # a plan goes to the end
         part = self._run.begin_subplan(
             graph,
             plan.calls,
             value,
-            depth=node_position.depth
-            - PRIMITIVES_PER_NODE * self._plans.distances.get(node, 0),  # a plan goes to the end
+            depth=node_position.depth - length_to_end,
             gang=node_position.gang,
             members=node if pushed else "",
             lookahead=True,

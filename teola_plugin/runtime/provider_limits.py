@@ -21,7 +21,7 @@ from teola_plugin.shims.httpx import retry_after_s
 
 log = logging.getLogger("teola_plugin.limits")
 
-MOST_PREFETCHED = 16
+MAX_PREFETCHED = 16
 """Calls to one provider and model under way at once, if prefetched ones are among them, until one is refused."""
 DEFAULT_PAUSE_S = 1.0
 """Seconds without prefetched calls after a refusal that names no time."""
@@ -49,7 +49,7 @@ class ProviderLimit(ConcurrencyLimit):
 
     def __init__(self, name: str) -> None:
         """`name`: what log messages call the provider and model."""
-        super().__init__(MOST_PREFETCHED)
+        super().__init__(MAX_PREFETCHED)
         self.name = name
         self.refused_prefetches = 0
         """Prefetched calls that failed because the provider refused them."""
@@ -92,7 +92,7 @@ class ProviderLimit(ConcurrencyLimit):
     def note_success(self) -> None:
         """Note that a prefetched call was answered: after as many as the limit allows, it allows one more."""
         self._prefetch_ended = time.monotonic()
-        if self.limit == MOST_PREFETCHED:
+        if self.limit == MAX_PREFETCHED:
             return
         with self._state_lock:
             self._successes += 1

@@ -67,7 +67,7 @@ class CallPosition:
 
 NOWHERE = CallPosition()
 
-current_position: ContextVar[CallPosition] = ContextVar("teola_current_place", default=NOWHERE)
+current_position: ContextVar[CallPosition] = ContextVar("teola_current_position", default=NOWHERE)
 
 current_call: ContextVar[TracedCall | None] = ContextVar("teola_current_call", default=None)
 """The call of one of the user's own objects that runs here, for traces: an engine may serve it."""

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from benchmarks.public_apps.server import FakeServer, fake_server
 from teola_plugin import accelerate, uninstall
 from teola_plugin.runtime import provider_limits
-from teola_plugin.runtime.provider_limits import MOST_PREFETCHED, ProviderLimit, provider_limit
+from teola_plugin.runtime.provider_limits import MAX_PREFETCHED, ProviderLimit, provider_limit
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.httpx import retry_after_s
 
@@ -52,7 +52,7 @@ def test_limit_halves_once_for_calls_that_are_refused_together_and_recovers_slow
     limit = ProviderLimit("a model")
     for _ in range(5):
         limit.note_failure(Refused(headers={"retry-after": "2"}), is_prefetch=True)
-    assert limit.limit == MOST_PREFETCHED // 2
+    assert limit.limit == MAX_PREFETCHED // 2
     assert limit.refused_prefetches == 5
     assert not limit.may_prefetch
     assert limit.seconds_to_wait == 2.0
@@ -60,12 +60,12 @@ def test_limit_halves_once_for_calls_that_are_refused_together_and_recovers_slow
     clock[0] += 2.0
     assert limit.may_prefetch
     assert limit.seconds_to_wait == 0.0
-    for _ in range(MOST_PREFETCHED // 2):
+    for _ in range(MAX_PREFETCHED // 2):
         limit.note_success()
-    assert limit.limit == MOST_PREFETCHED // 2 + 1
+    assert limit.limit == MAX_PREFETCHED // 2 + 1
     for _ in range(1000):
         limit.note_success()
-    assert limit.limit == MOST_PREFETCHED
+    assert limit.limit == MAX_PREFETCHED
 
 
 def test_limit_never_falls_below_one(clock: list[float]) -> None:
@@ -82,7 +82,7 @@ def test_calls_of_the_original_are_not_held_back_by_refusals_of_its_own(clock: l
     assert not limit.may_prefetch
     assert limit.seconds_to_wait == 0.0
     assert limit.refused_prefetches == 0
-    limit.count(MOST_PREFETCHED, is_prefetch=False)
+    limit.count(MAX_PREFETCHED, is_prefetch=False)
     assert limit.is_open(is_prefetch=False)
     assert not limit.is_open(is_prefetch=True)
 
@@ -113,7 +113,7 @@ def test_other_failures_change_nothing(error: Exception) -> None:
     limit = ProviderLimit("a model")
     limit.note_failure(error, is_prefetch=True)
     assert limit.may_prefetch
-    assert limit.limit == MOST_PREFETCHED
+    assert limit.limit == MAX_PREFETCHED
 
 
 @pytest.mark.parametrize(

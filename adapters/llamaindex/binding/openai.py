@@ -205,15 +205,7 @@ def carried_embedding(obj: Any, route: EngineRoute) -> Any:
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
     for model in embedding_engines(obj):
         check_server(obj, obj.api_base, model, route.pool.engine(route.engine), "EmbeddingServer")
-    client, aclient = _clients(obj, sys.modules[_EMBEDDING[0]], OpenAIEmbeddingParts)
-    engine_client = EngineTransport.client(http_client(client), *route)
-    async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
-    private = OpenAIEmbeddingParts.as_attributes(
-        client=client.copy(http_client=engine_client),
-        aclient=aclient.copy(http_client=async_engine_client),
-        http_client=engine_client,
-        async_http_client=async_engine_client,
-    )
+    private = _attributes_on_engine(obj, sys.modules[_EMBEDDING[0]], OpenAIEmbeddingParts, route)
     return copy_of(obj, CarriedEmbedding, route, private)
 
 
@@ -241,15 +233,7 @@ def carried_copy(obj: Any, route: EngineRoute) -> Any:
     server: Any = route.pool.engine(route.engine)
     _check_server(obj, server)
     is_planned = server.prefix_caching and obj.metadata.is_chat_model and obj.reuse_client
-    client, aclient = _clients(obj, sys.modules[_MODULE], OpenAIParts)
-    engine_client = EngineTransport.client(http_client(client), *route)
-    async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
-    private = OpenAIParts.as_attributes(
-        client=client.copy(http_client=engine_client),
-        aclient=aclient.copy(http_client=async_engine_client),
-        http_client=engine_client,
-        async_http_client=async_engine_client,
-    )
+    private = _attributes_on_engine(obj, sys.modules[_MODULE], OpenAIParts, route)
     return copy_of(obj, PlannedModel if is_planned else CarriedModel, route, private)
 
 
@@ -261,16 +245,30 @@ def decisive_values(obj: Any) -> tuple[Any, ...]:
     return (*means, parts.client, parts.aclient, obj.api_base, obj.model, is_chat_model, obj.reuse_client)
 
 
-def _clients(obj: Any, module: Any, kind: type[OpenAIParts] | type[OpenAIEmbeddingParts]) -> tuple[Any, Any]:
-    """Return the object's clients, or new ones as it would make them: it makes them when it is first used.
+def _attributes_on_engine(
+    obj: Any, module: Any, kind: type[OpenAIParts] | type[OpenAIEmbeddingParts], route: EngineRoute
+) -> dict[str, Any]:
+    """Return private attributes for a copy of the object: its clients, with transports that lead to the engine.
 
-    `module`: that of its class. `kind`: the class of its parts.
+    An object that was never used has no clients yet; then they are made as it would make them.
+
+    Args:
+        obj: The user's object.
+        module: The module of its class.
+        kind: The class of its parts.
+        route: The pool and the engine.
     """
-    base, parts = module, read(kind, obj)
-    sync = getattr(base, "SyncOpenAI", None) or base.OpenAI
-    client = parts.client or sync(**credentials(obj))
-    aclient = parts.aclient or base.AsyncOpenAI(**credentials(obj, is_async=True))
-    return client, aclient
+    parts = read(kind, obj)
+    client = parts.client or (getattr(module, "SyncOpenAI", None) or module.OpenAI)(**credentials(obj))
+    aclient = parts.aclient or module.AsyncOpenAI(**credentials(obj, is_async=True))
+    engine_client = EngineTransport.client(http_client(client), *route)
+    async_engine_client = AsyncEngineTransport.client(http_client(aclient), *route)
+    return kind.as_attributes(
+        client=client.copy(http_client=engine_client),
+        aclient=aclient.copy(http_client=async_engine_client),
+        http_client=engine_client,
+        async_http_client=async_engine_client,
+    )
 
 
 def _check_server(obj: Any, server: Any) -> None:

@@ -71,6 +71,10 @@ class BatchingServer:
     """
 
     kinds: frozenset[PrimitiveKind]
+    EXPECTED: ClassVar[str]
+    """The name of a good reply, for errors: `list of embeddings`."""
+    DEFAULT_MAX_INPUTS: ClassVar[int] = 32
+    """Inputs of one HTTP request where neither the user nor the server says how many: TEI's own default."""
 
     def __init__(
         self,
@@ -116,9 +120,6 @@ class BatchingServer:
         self._successes = 0
         self._paused_until = 0.0
         self._is_filling = False
-
-    DEFAULT_MAX_INPUTS: ClassVar[int] = 32
-    """Inputs of one HTTP request where neither the user nor the server says how many: TEI's own default."""
 
     # For subclasses
 
@@ -197,9 +198,9 @@ class BatchingServer:
             facts = replace(facts, versions={**facts.versions, "version": str(info["version"])})
         self.model = facts.model
         self._versions |= {"model": facts.model, **facts.versions}
-        most = info.get("max_client_batch_size")
-        if not self._user_set_max_inputs and type(most) is int and most > 0:
-            self.max_inputs = most
+        batch_limit = info.get("max_client_batch_size")
+        if not self._user_set_max_inputs and type(batch_limit) is int and batch_limit > 0:
+            self.max_inputs = batch_limit
         self._adopt_facts(entry, info)
 
     async def stop(self) -> None:
@@ -395,9 +396,6 @@ class BatchingServer:
         """Return the error for a reply with status 200 that does not answer what was asked for."""
         content, headers = text_of(response), response.headers.multi_items()
         return malformed(self.name, self.base_url, MalformedReply(fault), content, headers, expected=self.EXPECTED)
-
-    EXPECTED: ClassVar[str]
-    """What a reply should be, for errors."""
 
     # Figures
 

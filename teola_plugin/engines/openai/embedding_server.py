@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.engines.openai.batching_server import BatchingServer
@@ -48,8 +49,8 @@ class WireEmbedding:
         """Return the request for a body that a client wrote, with the group of requests that may be sent with it."""
         inputs = _input_list(body.get("input"))
         kind = "tokens" if inputs and not isinstance(inputs[0], str) else "texts"
-        others = {name: value for name, value in body.items() if name != "input"}
-        group = json.dumps([envelope.identity, kind, others], sort_keys=True)
+        other_fields = {name: value for name, value in body.items() if name != "input"}
+        group = json.dumps([envelope.identity, kind, other_fields], sort_keys=True)
         return cls(json.dumps(body, ensure_ascii=False), len(inputs), group, envelope)
 
 
@@ -206,8 +207,8 @@ class EmbeddingServer(BatchingServer):
         shares = _divide_usage(reply.get("usage"), [sum(map(len, _input_list(body["input"]))) for body in bodies])
         answers, start = list[WireVectors](), 0
         for payload, usage in zip(payloads, shares, strict=True):
-            own = entries[start : start + payload.inputs]
-            data = [{**entry, "index": position} if "index" in entry else entry for position, entry in enumerate(own)]
+            part = enumerate(entries[start : start + payload.inputs])
+            data = [{**entry, "index": position} if "index" in entry else entry for position, entry in part]
             answer = {**reply, "data": data} | ({} if usage is None else {"usage": usage})
             answers.append(WireVectors(json.dumps(answer, ensure_ascii=False), headers))
             start += payload.inputs
@@ -218,9 +219,9 @@ def _divide_usage(usage: Any, lengths: Sequence[int]) -> list[dict[str, Any] | N
     """Return each caller's part of the tokens that a server counted for all, by the lengths of their inputs."""
     if not isinstance(usage, Mapping):
         return [None] * len(lengths)
-    total, ends = max(1, sum(lengths)), [sum(lengths[: number + 1]) for number in range(len(lengths))]
+    total, bounds = max(1, sum(lengths)), [0, *accumulate(lengths)]
     parts: list[dict[str, Any] | None] = []
-    for start, end in zip([0, *ends], ends, strict=False):
+    for start, end in pairwise(bounds):
         parts.append(
             {
                 name: count * end // total - count * start // total if type(count) is int else count
