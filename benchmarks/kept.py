@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.common import commit
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 ARGUMENTS: dict[str, dict[str, Sequence[str]]] = {
@@ -39,12 +41,6 @@ Run = Callable[[Sequence[str], Path], int]
 def ran(command: Sequence[str], into: Path) -> int:
     with into.open("w", encoding="utf-8") as file:
         return subprocess.run(command, cwd=ROOT, stdout=file).returncode
-
-
-def commit() -> str:
-    """Which one is checked out; `none` outside of a checkout."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() or "none"
 
 
 def keep(benchmark: str, folder: Path, results: Path = RESULTS, run: Run = ran) -> None:
@@ -81,4 +77,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Runs benchmarks and keeps their results.")
     parser.add_argument("names", nargs="+", metavar="NAME", help="of a benchmark: overhead, graphs, ...")
     for one in parser.parse_args().names:
-        keep(one, ROOT / "out" / "bench" / commit())
+        keep(one, ROOT / "out" / "bench" / commit().replace(" ", "-"))

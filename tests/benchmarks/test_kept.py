@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kept
+from benchmarks import common, kept
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,4 +68,22 @@ def test_make_bench_keeps_draws_and_writes_tables() -> None:
     assert re.search(
         r"benchmarks\.kept .*benchmarks\.pictures docs/images.*--update-golden tests/test_docs\.py", recipe, re.DOTALL
     )
-    assert kept.commit() not in ("", "none") or not (ROOT / ".git").exists()
+
+
+def test_a_result_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = {"rev-parse": "abc1234\n", "status": ""}
+    monkeypatch.setattr(common, "_git", lambda command, *_: printed[command].strip())
+    assert common.environment()["commit"] == "abc1234"
+    printed["status"] = " M benchmarks/common.py\n"
+    assert common.environment()["commit"] == "abc1234 with changes"
+
+
+def test_outside_of_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    assert common.commit() == "none"
+
+
+def test_a_result_has_the_load_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = common.environment()["load_1m"]
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 99.0, 99.0))
+    assert common.environment()["load_1m"] == before
