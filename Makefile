@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Each does all the set-up it needs; everything lands in $(VENV), but for
-# `make test-oldest` and `make docs`, which have environments of their own.
+# `make test-oldest`, `make docs` and `make release`, which have environments of their own.
 SHELL  := /bin/sh
 VENV   ?= .venv
 PYTHON ?= python3
@@ -18,6 +18,10 @@ OLDEST_TESTS  = tests/adapters tests/differential tests/unit/shims tests/unit/tr
 # The documentation site has an environment of its own: nothing else needs MkDocs.
 DOCS       ?= .venv-docs
 DOCS_READY := $(DOCS)/.ready
+# So have the tools that build what is published. SOURCE_URL is the address of the project's page.
+RELEASE       ?= .venv-release
+RELEASE_READY := $(RELEASE)/.ready
+SOURCE_URL    ?=
 export PYTHONPATH :=
 # Before a command that has to end with make. It takes the place of the recipe's shell, to which make hands on SIGTERM.
 # make keeps other signals to itself, and no longer catches them from then on: a watcher sends SIGTERM then, and where
@@ -26,7 +30,7 @@ ENDING_WITH_MAKE = caught() { grep -s SigCgt /proc/$$PPID/status; }; before=$$(c
   ( while [ "$$(caught)" = "$$before" ]; do kill -0 $$$$ || exit; sleep 0.5; done; sleep 1; kill $$$$ ) \
   </dev/null >/dev/null 2>&1 & exec
 
-.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability docs model bench lock clean
+.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability docs release release-check model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -40,6 +44,9 @@ $(OLDEST_READY): pyproject.toml requirements/oldest.lock tools/bootstrap.py
 
 $(DOCS_READY): requirements/docs.txt $(READY)
 	@"$(PY)" -m venv "$(DOCS)" && "$(DOCS)/bin/python" -m pip install -q -r requirements/docs.txt && touch "$@"
+
+$(RELEASE_READY): requirements/release.txt $(READY)
+	@"$(PY)" -m venv "$(RELEASE)" && "$(RELEASE)/bin/python" -m pip install -q -r requirements/release.txt && touch "$@"
 
 setup: $(READY) ## the virtual environment (a no-op the second time)
 
@@ -86,6 +93,12 @@ fmt: $(READY) ## format and sort imports
 docs: $(DOCS_READY) ## the documentation site into out/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. "$(DOCS)/bin/mkdocs" build --strict -q && echo "docs: open out/site/index.html"
 
+release: $(RELEASE_READY) ## source distribution, wheel, bills of materials and checksums into out/dist; SOURCE_URL=https://...
+	@"$(RELEASE)/bin/python" tools/release.py build --source-url "$(SOURCE_URL)"
+
+release-check: release ## what speaks against a release: version, changelog, metadata, and when the headline was measured
+	@"$(RELEASE)/bin/python" tools/release.py check --source-url "$(SOURCE_URL)"
+
 model: $(READY) ## train the bundled models again (some hours on two cores)
 	@"$(PY)" -m examples.demo_model.train --out out/small-llm --steps 11000 --resume
 	@"$(PY)" -m examples.demo_model.train --out out/demo-llm --grow out/small-llm --steps 8000 --peak 6e-4 --resume
@@ -104,4 +117,4 @@ lock: ## refresh the three lock files (needs an existing $(VENV))
 	  -o requirements/oldest.lock pyproject.toml
 
 clean: ## remove the virtual environments
-	@rm -rf "$(VENV)" "$(OLDEST)" "$(DOCS)"
+	@rm -rf "$(VENV)" "$(OLDEST)" "$(DOCS)" "$(RELEASE)"

@@ -29,10 +29,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
-from teola_plugin.errors import EngineUnavailable, QueryError
+from teola_plugin.errors import EngineUnavailable, QueryError, missing_package
 from teola_plugin.event_streams import ServerSentEvent, aread_events, read_events
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise missing_package("teola_plugin.server.client", "httpx", "openai") from error
 
 ClientFile = str | Path | Mapping[str, Any]
 """The path of a file, or an object as the server takes it: `{"file_id": ...}`, `{"text": ...}`, `{"url": ...}`."""

@@ -6,6 +6,7 @@
     ├─ TraceError                   a framework object cannot be lowered (.path inside the chain)
     ├─ GraphError                   an invalid graph; the message ends with the graph around the fault
     │   └─ PassError                a pass broke the graph (.pass_name)
+    ├─ MissingPackage               a package of an extra is not installed; an ImportError, too
     ├─ RegistrationError            an unknown engine, pass or option; lists the known names
     │   └─ ConfigError              a pool's settings are wrong; names file, line and remedy
     ├─ EngineError                  .engine .replica .retryable
@@ -23,6 +24,8 @@ pickling, so they cross process boundaries as they are.
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -66,6 +69,13 @@ class PassError(GraphError):
     def __init__(self, message: str, *, pass_name: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.pass_name = pass_name
+
+
+class MissingPackage(TeolaError, ModuleNotFoundError):
+    """A feature needs a package that is not installed; the hint names the extra that brings it.
+
+    It is an `ImportError`, too, so `try: ... except ImportError:` works as with any other package.
+    """
 
 
 class RegistrationError(TeolaError):
@@ -147,6 +157,46 @@ def extra(name: str, *others: str) -> str:
     """
     commands = " or ".join(f"pip install '.[{one}]'" for one in (name, *others))
     return f"in a checkout of teola-plugin, {commands}"
+
+
+_PACKAGES = {"yaml": "PyYAML", "llama_index": "llama-index-core"}
+"""Top-level module -> the package that installs it, where the names differ by more than `_` and `-`."""
+
+
+def package_of(module: str) -> str:
+    """Return the name by which a package index knows the package that installs a module, e.g. `PyYAML` for `yaml`."""
+    top_module = module.partition(".")[0]
+    return _PACKAGES.get(top_module, top_module.replace("_", "-"))
+
+
+def missing_package(feature: str, module: str, *extras: str) -> MissingPackage:
+    """Return the error for a feature whose package is not installed.
+
+    Args:
+        feature: What needs the package, as the subject of the sentence, e.g. `teola serve`.
+        module: The module that cannot be imported, e.g. `yaml`.
+        extras: The extras that bring the package; each of them suffices.
+    """
+    error = MissingPackage(f"{feature} needs {package_of(module)}, which is not installed.", hint=extra(*extras))
+    error.name = module
+    return error
+
+
+def require_modules(feature: str, modules: Sequence[str], *extras: str) -> None:
+    """Raise `MissingPackage` for the first of `modules` that is not installed.
+
+    Modules are looked for, but not imported. `feature` and `extras` are those of `missing_package`.
+    """
+    for module in modules:
+        try:
+            spec = find_spec(module)
+            is_missing = spec is None or spec.origin is None  # without a file it is a folder of the same name
+        except ModuleNotFoundError:  # the package that the module is in
+            is_missing = True
+        except ValueError:  # it was made by hand and has no spec
+            is_missing = False
+        if is_missing:
+            raise missing_package(feature, module, *extras)
 
 
 def pool_closed(engine: str = "") -> EngineUnavailable:

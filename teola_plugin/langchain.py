@@ -43,4 +43,6 @@ __all__ = [
     "read_only",
     "tool_engine",
 ]
-__getattr__, __dir__ = lazy(__name__, {name: f"teola_plugin.adapters.{home}" for name, home in _HOMES.items()})
+__getattr__, __dir__ = lazy(
+    __name__, {name: f"teola_plugin.adapters.{home}" for name, home in _HOMES.items()}, "langchain"
+)

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
     from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM, TeolaRerank, TeolaVectorStore
 
 __all__ = ["TeolaEmbedding", "TeolaLLM", "TeolaRerank", "TeolaVectorStore"]
-__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "teola_plugin.adapters.llamaindex"))
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "teola_plugin.adapters.llamaindex"), "llamaindex")

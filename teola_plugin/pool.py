@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from teola_plugin.engines.base import Engine
-from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.errors import RegistrationError, require_modules, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, RequestContext, Shape, WorkflowTemplate
 from teola_plugin.lazy_names import later
 from teola_plugin.observe.recorder import TraceSink
@@ -107,10 +107,10 @@ class EnginePool:
         details: bool = False,
         tracing: str | TracerProvider | None = None,
     ) -> EnginePool:
-        """A pool in this process with the engines of a pool's file (extra `ray`); not started.
+        """A pool in this process with the engines of a pool's file (extra `yaml` or `ray`); not started.
 
         Policies and `max_queued` are the file's; what only a cluster has (reserved resources, autoscaling) is left out.
-        Raises `ConfigError`, and what engines raise when they are made.
+        Raises `ConfigError`, `MissingPackage` without PyYAML and pydantic, and what engines raise when they are made.
         """
         from teola_plugin.cluster.deployment.engine_factory import engines_here
 
@@ -150,8 +150,10 @@ class EnginePool:
         `address` is the cluster's own (`host:port`; `auto` on one of its nodes); by default that of the pool of this
         name that was started on this machine. Engines and their schedulers are there, graphs, traces and your own
         code here; `details` and `tracing` as in `local`.
-        Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`.
+        Raises `EngineUnavailable` (no cluster, other versions), `ConfigError` (`ray://`), `RegistrationError`, and
+        `MissingPackage` without the extra `ray`.
         """
+        require_modules("EnginePool.connect", ("ray", "yaml", "pydantic"), "ray")
         from teola_plugin.cluster.client.client import ClusterRuntime, find_engines
         from teola_plugin.cluster.deployment.records import address_of
 

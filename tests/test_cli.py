@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from teola_plugin.cli import main as command_line
 from teola_plugin.cli.demo import documents
 from teola_plugin.cli.demo.measure import tokens_cached_by_warmups
 from teola_plugin.cli.main import main
@@ -140,3 +142,28 @@ def test_nobody_reads_what_is_printed(words: list[str], tmp_path: Path) -> None:
     finally:
         os.close(writing)
     assert done.returncode == (141 if words[0] == "calibrate" else 0) and "Traceback" not in done.stderr, done.stderr
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let the command import a package that is not installed, in a module of this name."""
+    code = {"__name__": module}
+    exec("def run(options):\n    import prometheus_client_of_nobody", code)
+    options = argparse.Namespace(command="serve", run=code["run"])
+    monkeypatch.setattr(command_line, "parser", lambda: argparse.Namespace(parse_args=lambda arguments: options))
+
+
+def test_a_package_that_a_command_needs_is_told_of_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(monkeypatch, "teola_plugin.server.metrics")
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == (
+        "teola: teola serve needs prometheus-client-of-nobody, which is not installed. "
+        "Next: in a checkout of teola-plugin, pip install '.[server]'\n"
+    )
+
+
+def test_a_package_that_code_of_the_user_needs_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(monkeypatch, "my_app")
+    with pytest.raises(ModuleNotFoundError, match="prometheus_client_of_nobody"):
+        main(["serve"])

@@ -41,7 +41,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tracer/llamaindex": ("llamaindex",),
     "teola_plugin/cli/demo": ("demo",),
     "teola_plugin/cli/pool.py": ("ray",),
-    "teola_plugin/cluster/config.py": ("ray", "server"),
+    "teola_plugin/cluster/config.py": ("yaml", "ray", "server"),
     "teola_plugin/cluster": ("ray",),
     "teola_plugin/engines/bundled": ("demo",),
     "teola_plugin/engines/conformance": ("conformance",),

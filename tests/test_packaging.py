@@ -110,3 +110,16 @@ def test_licence_is_the_whole_apache_text() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text and len(text) > 10_000
+
+
+def test_metadata_says_whose_it_is_and_for_which_python() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["authors"] == [{"name": "The teola-plugin authors"}]
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert pythons | {"Typing :: Typed"} <= set(project["classifiers"])
+    assert project["requires-python"] == ">=3.11,<3.14"
+
+
+def test_security_page_tells_where_to_report_and_names_no_invented_address() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    assert "Report a vulnerability" in text and "@" not in text

@@ -7,11 +7,13 @@ import inspect
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import teola_plugin
 from teola_plugin import errors
+from teola_plugin.lazy_names import lazy
 
 ERRORS = {
     name: one for name, one in vars(errors).items() if isinstance(one, type) and one.__module__ == errors.__name__
@@ -127,3 +129,44 @@ def test_the_tree_in_the_docstring_names_every_error() -> None:
 def test_unknown_names_are_answered_with_the_nearest() -> None:
     error = errors.unknown_name("engine", "lm", ["llm", "store"])
     assert str(error) == "unknown engine 'lm'; known: llm, store. Next: did you mean 'llm'?"
+
+
+# ------------------------------------------------------------ packages that are not installed
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("yaml", "PyYAML"), ("llama_index.core", "llama-index-core"), ("prometheus_client.core", "prometheus-client")],
+)
+def test_a_missing_package_is_named_as_one_installs_it(module: str, package: str) -> None:
+    error = errors.missing_package("`teola serve`", module, "server")
+    assert error.message == f"`teola serve` needs {package}, which is not installed."
+    assert error.hint == errors.extra("server")
+    assert isinstance(error, ImportError) and error.name == module
+
+
+def test_the_first_module_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "not_here", None)
+    errors.require_modules("it", ("json", "email.message"), "server")
+    with pytest.raises(errors.MissingPackage, match="it needs not-here"):
+        errors.require_modules("it", ("json", "not_here.part", "nor_here"), "server")
+
+
+def test_a_folder_that_is_called_like_a_package_is_not_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder_like_a_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.MissingPackage, match="folder-like-a-package"):
+        errors.require_modules("it", ("folder_like_a_package",), "server")
+
+
+def test_a_public_name_whose_module_needs_a_missing_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_much.py").write_text("import not_here_at_all\nname = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    get, _ = lazy("public", {"name": "needs_much"}, "openai")
+    with pytest.raises(errors.MissingPackage, match=r"public\.name needs not-here-at-all") as caught:
+        get("name")
+    assert caught.value.hint == errors.extra("openai")

