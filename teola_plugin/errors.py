@@ -177,7 +177,8 @@ def missing_package(feature: str, module: str, *extras: str) -> MissingPackage:
         module: The module that cannot be imported, e.g. `yaml`.
         extras: The extras that bring the package; each of them suffices.
     """
-    error = MissingPackage(f"{feature} needs {package_of(module)}, which is not installed.", hint=extra(*extras))
+    command = extra(*extras)
+    error = MissingPackage(f"{feature} needs {package_of(module)}, which is not installed.", hint=command)
     error.name = module
     return error
 
