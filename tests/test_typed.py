@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.documents import GIVEN, WITH_CODE, code
+from support.documents import GIVEN, TUTORIALS, WITH_CODE, code, saved_files
 
 ROOT = Path(__file__).parents[1]
 REFUSED = ROOT / "tests" / "typed" / "refused.py"
@@ -28,6 +28,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for document in WITH_CODE:
         text = "\n\n".join([LENIENT + GIVEN, *code(document)])
         (folder / f"{re.sub(r'[^a-z]', '_', document.stem.lower())}_md.py").write_text(text)
+    for name, text in (file for tutorial in TUTORIALS for file in saved_files(tutorial).items()):
+        assert not (folder / name).exists(), f"two tutorials write {name}"
+        (folder / name).write_text(LENIENT + text)
     programs = [str(one.relative_to(ROOT)) for one in sorted((ROOT / "tests" / "typed").glob("*.py"))]
     command = [sys.executable, "-m", "mypy", "--no-pretty", "--hide-error-context", *programs, str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

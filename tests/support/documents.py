@@ -35,4 +35,23 @@ def code(document: Path) -> list[str]:
     return PYTHON.findall(MADE.sub("", document.read_text()))
 
 
-WITH_CODE = [path for path in DOCUMENTS if code(path)]
+_SAVED = re.compile(r"Save (?:it|this) as (\w+\.py):$|^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def saved_files(document: Path) -> dict[str, str]:
+    """Return the files that a tutorial lets its reader write, by name.
+
+    A code block belongs to the file that was named last.
+    """
+    files: dict[str, str] = {}
+    name = ""
+    for found in _SAVED.finditer(document.read_text()):
+        name = found[1] or name
+        if name:
+            files[name] = "\n".join(filter(None, (files.get(name), found[2])))
+    return files
+
+
+TUTORIALS = [path for path in DOCUMENTS if saved_files(path)]
+"""Documents whose code blocks are files that a reader saves. The last file is the one to run."""
+WITH_CODE = [path for path in DOCUMENTS if code(path) and path not in TUTORIALS]
