@@ -9,7 +9,7 @@ import platform
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -47,6 +47,17 @@ def commit() -> str:
     if not head:
         return "none"
     return f"{head} with changes" if _git("status", "--porcelain", "--", *MEASURED_CODE) else head
+
+
+def conditions(facts: Mapping[str, Any]) -> str:
+    """Return the conditions of a result in a line: cores, load and commit of its `environment`.
+
+    A result from before commits were recorded names the one that added it (`added`, with its date); its load is that
+    after the run.
+    """
+    when = "after" if "added" in facts else "before"
+    source = f"commit {facts['commit']}" if "commit" in facts else f"added in {facts['added']}"
+    return f"{facts['cores']} cores, load {facts['load_1m']:.1f} {when} the run, {source}"
 
 
 def _git(*arguments: str) -> str:

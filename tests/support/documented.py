@@ -13,27 +13,14 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 
 from support import report_tables
 from support.documented_results import (
-    apps_under_load,
-    copied,
     demo_diff,
     example,
     fenced,
-    five_apps,
-    llamaindex_patterns,
-    memory,
-    neighbours,
-    overhead,
-    patterns,
     policies,
-    public_apps_table,
     ray_overhead,
-    real_engines,
-    real_engines_table,
-    results,
     routing,
     simulated,
     simulator,
-    stock_real,
 )
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -90,26 +77,11 @@ GENERATED: dict[str, Callable[[], str]] = {
     "p-graph": lambda: fenced(graphs()["p-graph"]),
     "e-graph": lambda: fenced(graphs()["e-graph"]),
     "states": lambda: fenced(states()),
-    "results": results,
-    "copied": copied,
-    "public apps table": public_apps_table,
-    "real engines": real_engines,
-    "real engines table": real_engines_table,
-    "overhead": overhead,
-    "patterns": patterns,
-    "llamaindex patterns": llamaindex_patterns,
-    "llamaindex patterns, own models": lambda: llamaindex_patterns("llamaindex_patterns_own"),
-    "stock real": stock_real,
     "routing": routing,
     "policies": policies,
     "simulator": simulator,
     "ray overhead": ray_overhead,
-    "memory": memory,
-    "neighbours": neighbours,
-    "five apps": five_apps,
-    "five apps, real": lambda: five_apps("apps_real"),
     **report_tables.TABLES,
-    "apps under load": apps_under_load,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]
         for script, name in (("03_custom_engine", "WordOverlap.execute"), ("04_custom_pass", "NoWarmUps"))
