@@ -47,8 +47,7 @@ GIVEN = {
 }
 """Document -> figures that were not measured, and whose they are."""
 VERSION = (
-    r"(`langchain-core`( before)?|`langgraph`|`llama-index-core`|`llama-index-workflows`|Ray|arXiv|tested with)"
-    r" \(?\d+\.\d+"
+    r"(`(langchain-core|langgraph|llama-index-core|llama-index-workflows)`( before)?|Ray|arXiv|tested with) \(?\d+\.\d+"
     r"|Python 3\.\d+( to 3\.\d+)?|Apache-2\.0|`[^`]*`"
 )
 """Numbers with a point that are no figures: versions, papers, names."""

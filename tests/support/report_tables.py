@@ -364,7 +364,7 @@ _README = (
 
 
 def readme() -> str:
-    """Return the results in the README: one app before and after, and a table of apps that gain and apps that do not."""
+    """Return the results in the README: one app before and after, and a table with losses."""
     apps = {app["app"]: app["ways"]["ainvoke"] for app in result("public_apps")["apps"]}
     rows = [
         [name, "hosted", *(number(apps[app][key]) for key in ("original_s", "fast_s", "speed_up"))]
