@@ -176,7 +176,7 @@ def patterns() -> str:
             others.append(name)
     rows.sort(key=lambda row: -row[0])
     heads = ("pattern", "pool", 'pool, `speculate="all"`', "mixed", "own models", "possible, pool")
-    last = [f"{len(others)} others: {', '.join(others)}", *["0.98 to 1.02"] * len(columns), ""]
+    last = [f"{len(others)} others, 0.98 to 1.02: {', '.join(others)}", *[""] * (len(columns) + 1)]
     return table(heads, [*(row for _, row in rows), last], ["langchain_patterns"])
 
 
@@ -197,7 +197,7 @@ def llamaindex_patterns() -> str:
     heads = ["engine"]
     for kind in ("pool", "own models"):
         heads += [f"{kind}: over `query`", "over the better way"]
-    return table(heads, [*rows, [f"{len(others)} others: {', '.join(others)}", *["0.98 to 1.02"] * 4]], runs)
+    return table(heads, [*rows, [f"{len(others)} others, 0.98 to 1.02: {', '.join(others)}", *[""] * 4]], runs)
 
 
 _APPS = {
@@ -318,14 +318,22 @@ def overhead() -> str:
     """Return what surrounds the engines costs: planning, scheduling, memory, and the wait of neighbours."""
     loaded = result("overhead")
     per, planned = loaded["per_primitive_ms"], loaded["planning"]
+    prefetch = {
+        name: part["added_ms"]["median"]
+        for name, part in result("prefetch_overhead").items()
+        if "three" in name or "inside" in name
+    }
     rows: list[Sequence[object]] = [
+        ["CPU time of a query, nothing prefetched", f"{number(prefetch['inside, nothing prefetched'])} ms"],
+        ["CPU time of a prefetched call, sync", f"{number(prefetch['three calls'] / 2, 1)} ms"],
+        ["the same, async", f"{number(prefetch['three calls, async'] / 2, 1)} ms"],
         ["one request of an engine, in a chain", f"{number(per['chain']['median'], 3)} ms"],
         ["planning a new kind of query", f"{number(planned['optimise_ms']['median'], 1)} ms"],
         ["planning a known kind of query", f"{number(planned['optimise_cached_ms']['median'], 3)} ms"],
         ["`import teola_plugin`", f"{number(1000 * loaded['import']['median'], 1)} ms"],
     ]
     for one in result("overheads")["decisions"]:
-        if one["replicas"] == 4 and one["waiting"] >= 100:
+        if one["replicas"] == 4 and one["waiting"] == 1000:
             what = f"a scheduler's decision, {one['waiting']} requests waiting"
             rows.append([what, f"{number(one['us']['median'] / 1000, 2)} ms"])
     names = {
@@ -338,10 +346,8 @@ def overhead() -> str:
         rows.append([text.format(count=case["count"]), f"{', '.join(sizes)} MiB"])
     for case in result("neighbours")["longest_wait_ms"]:
         waits = [number(case[key]["median"], 1) for key in ("plain", "accelerated")]
-        rows.append(
-            [f"longest wait beside the original and the accelerated app: {case['chain']}", f"{', '.join(waits)} ms"]
-        )
-    return table(("cost", "median"), rows, ["overhead", "overheads", "memory", "neighbours"])
+        rows.append([f"longest wait beside {case['chain']}, original and accelerated", f"{', '.join(waits)} ms"])
+    return table(("cost", "median"), rows, ["prefetch_overhead", "overhead", "overheads", "memory", "neighbours"])
 
 
 def shares() -> str:
