@@ -105,7 +105,7 @@ class ProviderPort(DirectPort):
     What a call raises is the original's to show: here the request just failed. Lives on the pool's loop.
     """
 
-    listens = False
+    takes_late_readers = False
 
     def __init__(self, engine: ProviderExecutor, listener: PortListener) -> None:
         self.name, self._engine = engine.name, engine
@@ -210,7 +210,7 @@ class ProviderPort(DirectPort):
 
     def depths(self, event: DepthChanged) -> None: ...
 
-    def listen(self, entries: Sequence[EngineRequest]) -> None: ...
+    def announce_reader(self, entries: Sequence[EngineRequest]) -> None: ...
 
     async def close(self) -> None:
         """End all waiting requests with an error that says that the pool is closed.

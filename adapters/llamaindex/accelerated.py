@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SLOT = "__teola_slot__"
 
 
-class FallbackProperty:
+class ShadowableProperty:
     """A property that gives way to an attribute of that name in the object's `__dict__`."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
@@ -55,7 +55,7 @@ class FallbackProperty:
 class OriginalAttribute:
     """The attribute `original` of an accelerated object, unless the object or its class has one of that name."""
 
-    @FallbackProperty
+    @ShadowableProperty
     def original(self) -> Any:
         """The object that was accelerated."""
         return session_of(self).original
@@ -119,7 +119,7 @@ class PlannedAttributes(OriginalAttribute):
         trace: QueryTrace | None = None if last is None else last.trace.result(timeout)
         return trace if trace is None or session.pool is not None or trace.spans else None
 
-    @FallbackProperty
+    @ShadowableProperty
     def shadow(self) -> ShadowReport:
         """The comparison with calls that the original made once more; see `accelerate(..., shadow=)`."""
         shadow = session_of(self).shadow
@@ -316,7 +316,7 @@ def _attributes(base: Any, mixin: type[Accelerated]) -> dict[str, Any]:
         if not name.startswith("_") and name not in fields and not hasattr(base, name)
     }
     if issubclass(base, BaseModel):
-        ignored = (*base.model_config.get("ignored_types", ()), FallbackProperty)
+        ignored = (*base.model_config.get("ignored_types", ()), ShadowableProperty)
         members["model_config"] = {"defer_build": True, "ignored_types": ignored}
     return members
 

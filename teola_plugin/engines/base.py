@@ -36,7 +36,7 @@ class Engine(Protocol):
       raises for a request's sake: a bad request fails alone. Should it raise, every unfinished request failed.
     * `cancel` is idempotent, takes unknown ids, and makes `execute` end the request with `Failed(retryable=False)`. An
       engine that has not done so after 10 s counts as hanging (`runtime.ports.batches.Patience`): it is started again.
-    * A request without `stream` need yield no piece but the first; see `listens`.
+    * A request without `stream` need yield no piece but the first; see `takes_late_readers`.
     * `start` and `stop` are idempotent; after `stop` no process, thread or file of the engine is left.
     * `execute` may be called again while an earlier call is running when `profile.batching` is CONTINUOUS.
     """
@@ -76,21 +76,21 @@ class Engine(Protocol):
         ...
 
 
-def listens(engine: Engine) -> bool:
+def takes_late_readers(engine: Engine) -> bool:
     """Return True if an engine accepts requests of running queries whose pieces are not read yet.
 
-    Such an engine has `listens = True` and `def listen(request_id: str) -> None`, which announces a reader. It then
+    Such an engine has `takes_late_readers = True` and `def announce_reader(request_id: str) -> None`, which announces a reader. It then
     yields pieces, first the text generated so far; unknown ids are ignored. For a request without a reader it still
     yields the first piece at once, because that piece ends the prefilling. Any other engine is asked to stream every
     request that may get a reader.
     """
-    return bool(getattr(engine, "listens", False))
+    return bool(getattr(engine, "takes_late_readers", False))
 
 
-def listen(engine: Engine, request_id: str) -> None:
-    """Tell an engine that a request has a reader now. One that does not listen streams it all the while."""
-    if listens(engine):
-        engine.listen(request_id)  # type: ignore[attr-defined]
+def announce_reader(engine: Engine, request_id: str) -> None:
+    """Tell an engine that a request has a reader now. Engines that take no late readers stream it from the start."""
+    if takes_late_readers(engine):
+        engine.announce_reader(request_id)  # type: ignore[attr-defined]
 
 
 async def forget(engine: Engine, tenant: str) -> None:

@@ -263,7 +263,7 @@ class Request:
     """Admission sequence number of the engine scheduler, lower is more urgent; later by a lag in a gang."""
     stream: bool = False
     """True if the pieces are read. Without a reader, an engine may send only the first piece, and the end. A reader
-    that comes later is announced: see `engines.base.listen`."""
+    that comes later is announced: see `engines.base.announce_reader`."""
     background: bool = False
     """True if it must not delay other requests on the replica (a warm-up during deeper decodings)."""
     keep_remote: bool = False

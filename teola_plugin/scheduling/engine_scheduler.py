@@ -42,7 +42,7 @@ from teola_plugin.scheduling.engine_queue import (
 from teola_plugin.scheduling.events import Instructions, Tick
 from teola_plugin.scheduling.placement import E2, LeastOutstanding, PlacementRequest, RequestPlacement
 from teola_plugin.scheduling.policies import BatchPolicy, Pick, TopologyAware
-from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_engine_scheduler
+from teola_plugin.scheduling.validate import VALIDATE, CheckInterval, validate_engine_scheduler
 
 _WARM_UP = PrimitiveKind.PARTIAL_PREFILLING
 PATIENCE = 20
@@ -308,7 +308,7 @@ class EngineScheduler(Batches):
         super().__init__(profile, replicas, policy, placement)
         self._arrivals = itertools.count()
         self._query_numbers = QueryNumbers()
-        self._check = StateCheck()
+        self._check = CheckInterval()
         self._handlers: dict[type, Callable[..., Instructions]] = {
             Enqueue: self._enqueue,
             RequestsEnded: self._end_requests,
@@ -333,7 +333,7 @@ class EngineScheduler(Batches):
         if self.queue and not isinstance(event, CacheEvent):  # cache events are many, and free no slot
             router = self.router
             instructions += self._serve_replicas_in_turn() if router is None else self._place_requests(router, event.at)
-        if VALIDATE and self._check.due(len(self.queue) + len(self.running.by_id)):
+        if VALIDATE and self._check.is_due(len(self.queue) + len(self.running.by_id)):
             validate_engine_scheduler(self)
         return instructions
 

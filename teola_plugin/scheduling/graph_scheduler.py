@@ -56,7 +56,7 @@ from teola_plugin.scheduling.live_query import (
     in_gang,
     optional_edge,
 )
-from teola_plugin.scheduling.validate import VALIDATE, StateCheck, validate_graph_scheduler
+from teola_plugin.scheduling.validate import VALIDATE, CheckInterval, validate_graph_scheduler
 
 _K = PrimitiveKind
 
@@ -365,7 +365,7 @@ class GraphScheduler:
         self.queries: dict[str, LiveQuery] = {}
         self._next_tick: float | None = None
         """Time of the `Tick` that was requested; None if none is due."""
-        self._check = StateCheck()
+        self._check = CheckInterval()
         self._out: Instructions = []
         steps = Steps(lambda order: self._out.append(order), self._start, self._drop, self._after_end, self._release)
         self._expansion = Expansion(steps, max_rounds)
@@ -396,7 +396,7 @@ class GraphScheduler:
         if VALIDATE:
             name = "" if isinstance(event, Tick) else event.query
             query = self.queries.get(name)
-            if self._check.due(len(self.queries) + (len(query) if query is not None else 0)):
+            if self._check.is_due(len(self.queries) + (len(query) if query is not None else 0)):
                 validate_graph_scheduler(self, name)
         return self._out
 

@@ -38,15 +38,19 @@ class GraphState(Protocol):
     queries: dict[str, LiveQuery]
 
 
-class StateCheck:
-    """Decides when a scheduler is checked."""
+class CheckInterval:
+    """Counts a scheduler's events and says after which of them its state is checked: the larger, the more rarely.
+
+    Each scheduler makes one. It is consulted at every event of a process that validates (`VALIDATE`).
+    """
 
     def __init__(self) -> None:
-        self._events = 0
+        self._event_count = 0
 
-    def due(self, item_count: int) -> bool:
-        self._events += 1
-        return self._events % (1 + item_count // _ALWAYS_CHECKED_SIZE) == 0
+    def is_due(self, item_count: int) -> bool:
+        """Count an event and return True if the state, which has that many items, is to be checked after it."""
+        self._event_count += 1
+        return self._event_count % (1 + item_count // _ALWAYS_CHECKED_SIZE) == 0
 
 
 def validate_engine_scheduler(scheduler: EngineState) -> None:

@@ -53,8 +53,8 @@ async def heard(llm: SessionLlm, request: Request, listen_after: int | None = No
         await asyncio.sleep(0)
     if listen_after is not None:
         await asyncio.sleep(0.004 * listen_after)
-        llm.engine.listen(request.id)
-        llm.engine.listen("nobody's")
+        llm.engine.announce_reader(request.id)
+        llm.engine.announce_reader("nobody's")
     await reading
     return pieces, ended[0]
 

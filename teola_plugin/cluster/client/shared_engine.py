@@ -26,7 +26,7 @@ _ATTRIBUTES = (
     "carries_openai",
     "carries_embeddings",
     "form",
-    "listens",
+    "takes_late_readers",
 )
 """Attributes of engines that objects of frameworks read, above all those in `bind=`, which compare themselves."""
 _ROLES = ("query", "document")

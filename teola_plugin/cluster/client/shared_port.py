@@ -222,10 +222,10 @@ class SharedPort(ForwardingPort):
         self._link.send(Cancel(tuple(entry.request.id for entry in entries)))
 
     @property
-    def listens(self) -> bool:
-        return bool(self._engine.facts.settings.get("listens"))
+    def takes_late_readers(self) -> bool:
+        return bool(self._engine.facts.settings.get("takes_late_readers"))
 
-    def listen(self, entries: Sequence[EngineRequest]) -> None:
+    def announce_reader(self, entries: Sequence[EngineRequest]) -> None:
         self._link.send(Listen(tuple((entry.request.id, len(entry.stream.text)) for entry in entries)))
 
     def depths(self, event: DepthChanged) -> None:

@@ -315,7 +315,7 @@ class EngineHost:
             if len(entry.stream.text) > known_length:
                 sender.send_event(RequestPiece(request, Piece(request, entry.stream.text[known_length:])))
             if self._port is not None:
-                self._port.listen([entry])
+                self._port.announce_reader([entry])
 
     def _cancel(self, sender: Client, order: Cancel) -> None:
         """Cancel the requests of a client's order, and the followers that are not queued yet."""

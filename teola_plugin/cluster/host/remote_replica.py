@@ -141,19 +141,19 @@ class RemoteReplica:
         if self._profile.batching is Batching.STATIC:
             return True
         kinds = {request.kind for request in batch}
-        if kinds & LLM_KINDS and self.listens:  # each reports when its prompt is computed, and may get a reader
+        if kinds & LLM_KINDS and self.takes_late_readers:  # each reports when its prompt is computed, and may get a reader
             return False
         return not any(r.stream for r in batch) or (len(kinds) == 1 and not kinds & LLM_KINDS)
 
     @property
-    def listens(self) -> bool:
-        """See `engines.base.listens`."""
-        return self.facts is not None and bool(self.facts.settings.get("listens"))
+    def takes_late_readers(self) -> bool:
+        """See `engines.base.takes_late_readers`."""
+        return self.facts is not None and bool(self.facts.settings.get("takes_late_readers"))
 
-    def listen(self, request_id: str) -> None:
+    def announce_reader(self, request_id: str) -> None:
         """Tell the replica that somebody reads the request's pieces from now on."""
         if self._actor is not None:
-            self._actor.listen.remote(request_id)
+            self._actor.announce_reader.remote(request_id)
 
     async def cancel(self, request_id: str) -> None:
         if self._actor is not None:

@@ -13,7 +13,7 @@ from teola_plugin.cluster.coalescing import coalesced
 from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
-from teola_plugin.engines.base import Engine, forget, listen
+from teola_plugin.engines.base import Engine, forget, announce_reader
 from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.engines.profiles import calibrate
 from teola_plugin.errors import EngineError
@@ -163,14 +163,14 @@ class ReplicaHost:
             async for result in self.engine.execute(fitting):
                 yield _portable(result)
 
-    async def listen(self, request: str) -> None:
+    async def announce_reader(self, request: str) -> None:
         """Record that somebody reads the request's pieces from now on.
 
         An unknown id is ignored: the request may have ended.
         """
         if request in self._is_read:
             self._is_read[request] = True
-            listen(self.engine, request)
+            announce_reader(self.engine, request)
 
     async def cancel(self, requests: list[str]) -> None:
         await asyncio.gather(*(self.engine.cancel(request) for request in requests))

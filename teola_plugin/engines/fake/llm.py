@@ -73,7 +73,7 @@ class FakeLLM(FakeEngine):
         self._answer = answer or default_answer
         self._cache = PrefixCache(cache_tokens // BLOCK if self._profile.prefix_caching else 0)
         self._drafts = None if options is None else DraftedSteps(options, self._profile)
-        self.listens = tells_first
+        self.takes_late_readers = tells_first
         self._timeline = Timeline(
             self._profile, self.faults.slow, self._cache, self._finished, self._drafts, tells_first=tells_first
         )
@@ -174,10 +174,10 @@ class FakeLLM(FakeEngine):
         counts = (job.prompt_tokens, tokens, job.cached, drafted, accepted)
         return Generation(text, job.finish_reason, *counts, stop_sequence=job.stop_sequence)
 
-    def listen(self, request_id: str) -> None:
+    def announce_reader(self, request_id: str) -> None:
         """Send the pieces of a request from now on."""
         if (job := self._jobs.get(request_id)) is not None:
-            self._timeline.listen(job)
+            self._timeline.announce_reader(job)
 
     def _drop(self, request_id: str, error: EngineError, run: FakeBatch) -> None:
         """End an unfinished request with an error, and remove its job from the timeline."""

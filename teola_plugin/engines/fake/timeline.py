@@ -177,7 +177,7 @@ class Timeline:
         heapq.heapify(self._decoding)
         self.advance()
 
-    def listen(self, job: Job) -> None:
+    def announce_reader(self, job: Job) -> None:
         """Send a stream from now on, beginning with the tokens that were written meanwhile."""
         if job.has_ended or job.read:
             return

@@ -162,7 +162,7 @@ class VllmEngine:
 
     kinds: frozenset[PrimitiveKind] = LLM_KINDS
     tells_cached = True
-    listens = True
+    takes_late_readers = True
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class VllmEngine:
         if call is not None:
             call.inbox.put_nowait(Failed(request_id, self._errors.cancelled(request_id)))
 
-    def listen(self, request_id: str) -> None:
+    def announce_reader(self, request_id: str) -> None:
         """Send the pieces of a request from now on."""
         number = self._in_flight.number_of(request_id)
         if number and self._link is not None:

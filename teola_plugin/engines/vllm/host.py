@@ -167,7 +167,7 @@ class Host:
             case Ping():
                 self._send(RequestAnswer(frame.id, not self._llm.errored))
             case Listen():
-                self._runner.listen(frame.id)
+                self._runner.announce_reader(frame.id)
             case Abort() if frame.id in self._tasks:
                 self._tasks[frame.id].cancel()
 

@@ -308,10 +308,10 @@ class RequestRunner:
             submit.id, value, stats | {"drafted": drafted, "accepted": accepted}, request_output.cuts()
         )
 
-    def listen(self, wire: int) -> None:
+    def announce_reader(self, wire: int) -> None:
         """Send the pieces of a request from now on."""
         if (request_output := self._outputs.get(wire)) is not None:
-            request_output.listen()
+            request_output.announce_reader()
 
     async def _warm_up(self, submit: Submit, payload: Warmup) -> RequestAnswer:
         """Prefill whole blocks of a prefix. While others run, in growing prefixes, so that they go on in between."""
@@ -435,7 +435,7 @@ class Output:
         if self._reports_rarely:
             streams.seldom(params)
 
-    def listen(self) -> None:
+    def announce_reader(self) -> None:
         """Send the pieces from now on, beginning with those that were not sent."""
         self._read = True
         self._catch_up()

@@ -278,7 +278,7 @@ class RequestDriver:
             entry.claims.add_graph(graph, lookahead=lookahead, is_new=entry.is_expected)
             live.wait_for(entry)
             if live.reads_items:
-                self.listen(entry)
+                self.announce_reader(entry)
             run.waiters.setdefault(entry.request.id, []).append(p.id)
             if entry.is_expected and not (run.has_original and entry.claims.rule is ClaimRule.WRITE):
                 entry.note_sent()
@@ -315,12 +315,12 @@ class RequestDriver:
                 payload,
                 query=run.id,
                 tenant=run.query.tenant,
-                stream=not (is_text and port.listens),
+                stream=not (is_text and port.takes_late_readers),
                 background=kind is _K.PARTIAL_PREFILLING,
                 app=run.query.app,
                 drafts=primitive_requests.all_drafts(port.engine.profile, payload, drafts),
                 late=is_awaited,
-                unread=is_text and not (port.listens or is_awaited),
+                unread=is_text and not (port.takes_late_readers or is_awaited),
             )
             entry = EngineRequest(
                 request,
@@ -342,17 +342,17 @@ class RequestDriver:
 
     def read(self, entry: EngineRequest, log: PieceLog) -> None:
         """Let a log get all pieces of a request, from the first one on."""
-        self.listen(entry)
+        self.announce_reader(entry)
         entry.read_into(log)
 
-    def listen(self, entry: EngineRequest) -> None:
+    def announce_reader(self, entry: EngineRequest) -> None:
         """Have the pieces of a request delivered from now on: somebody reads them."""
         is_streamed = entry.request.stream
         if entry.has_ended or (is_streamed and not entry.request.unread):
             return
         entry.request = replace(entry.request, stream=True, unread=False)
         if not entry.is_expected and not is_streamed:
-            self._driver.ports[entry.engine].listen([entry])
+            self._driver.ports[entry.engine].announce_reader([entry])
 
     def _note_claim(self, run: QueryRun, port: Port, entry: EngineRequest) -> None:
         """Note that a request was of use. Tell its engine if the claim comes from further before the query's end."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from teola_plugin.engines.base import Engine, listen, listens
+from teola_plugin.engines.base import Engine, announce_reader, takes_late_readers
 from teola_plugin.engines.prefix_events import PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
 from teola_plugin.graph.prefix_blocks import block_hashes
@@ -286,24 +286,24 @@ class EnginePort:
         self._handle(event)
 
     @property
-    def listens(self) -> bool:
+    def takes_late_readers(self) -> bool:
         """Return True if all replicas can stream a request from a later moment on.
 
         It is read when a request is made, to decide whether it goes without `stream` at first.
         """
-        return all(map(listens, self.replicas.values()))
+        return all(map(takes_late_readers, self.replicas.values()))
 
-    def listen(self, entries: Sequence[EngineRequest]) -> None:
+    def announce_reader(self, entries: Sequence[EngineRequest]) -> None:
         """Have those of the requests that are running streamed from now on, because they have a reader now.
 
         A request that is still queued is skipped: it is already marked to be streamed when it is sent to a replica.
-        Engines that do not support late readers (`engines.base.listens`) stream from the start.
+        Engines that do not support late readers (`engines.base.takes_late_readers`) stream from the start.
         """
         for entry in entries:
             outstanding = self._outstanding.of(entry)
             running = self.scheduler.running.by_id.get(outstanding.name) if outstanding is not None else None
             if running is not None and (engine := self.replicas.get(running.replica)) is not None:
-                listen(engine, running.request)
+                announce_reader(engine, running.request)
 
     async def close(self) -> None:
         """Stop what runs. Requests that are left fail as unavailable. Waits a bounded time for replicas that hang."""

@@ -52,11 +52,11 @@ class Port(Protocol):
         ...
 
     @property
-    def listens(self) -> bool:
+    def takes_late_readers(self) -> bool:
         """True if requests that nobody reads yet may be sent without `stream`."""
         ...
 
-    def listen(self, entries: Sequence[EngineRequest]) -> None:
+    def announce_reader(self, entries: Sequence[EngineRequest]) -> None:
         """Have pieces of these requests streamed: they were sent without `stream`, and have a reader now."""
         ...
 

@@ -29,12 +29,12 @@ class World:
     def __init__(self, text: str = TEXT, *, drafts: bool = False, deaf: bool = False) -> None:
         machine = (drafting(rtx3090()) if drafts else rtx3090())["llm"]
         self.llm = FakeLLM("llm", machine, lambda *_: text)
-        self.llm.listens = not deaf
+        self.llm.takes_late_readers = not deaf
         self.asked: list[Request] = []
         self.said: list[Result] = []
         self.heard: list[str] = []
-        execute, listen = self.llm.execute, self.llm.listen
-        self.llm.listen = lambda name: (self.heard.append(name), listen(name))[1]  # type: ignore[method-assign]
+        execute, announce_reader = self.llm.execute, self.llm.announce_reader
+        self.llm.announce_reader = lambda name: (self.heard.append(name), announce_reader(name))[1]  # type: ignore[method-assign]
 
         async def noted(batch: Sequence[Request]) -> AsyncIterator[Result]:
             self.asked += batch
