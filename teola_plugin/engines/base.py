@@ -79,10 +79,10 @@ class Engine(Protocol):
 def takes_late_readers(engine: Engine) -> bool:
     """Return True if an engine accepts requests of running queries whose pieces are not read yet.
 
-    Such an engine has `takes_late_readers = True` and `def announce_reader(request_id: str) -> None`, which announces a reader. It then
-    yields pieces, first the text generated so far; unknown ids are ignored. For a request without a reader it still
-    yields the first piece at once, because that piece ends the prefilling. Any other engine is asked to stream every
-    request that may get a reader.
+    Such an engine has `takes_late_readers = True` and `def announce_reader(request_id: str) -> None`. Once a reader is
+    announced, it yields pieces, first the text generated so far; unknown ids are ignored. For a request without a
+    reader it still yields the first piece at once, because that piece ends the prefilling. Any other engine is asked
+    to stream every request that may get a reader.
     """
     return bool(getattr(engine, "takes_late_readers", False))
 

@@ -141,7 +141,8 @@ class RemoteReplica:
         if self._profile.batching is Batching.STATIC:
             return True
         kinds = {request.kind for request in batch}
-        if kinds & LLM_KINDS and self.takes_late_readers:  # each reports when its prompt is computed, and may get a reader
+        # Each reports when its prompt is computed, and may get a reader.
+        if kinds & LLM_KINDS and self.takes_late_readers:
             return False
         return not any(r.stream for r in batch) or (len(kinds) == 1 and not kinds & LLM_KINDS)
 
