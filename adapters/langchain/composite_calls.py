@@ -38,6 +38,7 @@ from teola_plugin.adapters.langchain.prefetching import (
     current_calls,
     intercept,
     live,
+    prefetch_scope,
     silenced,
     untraced,
 )
@@ -252,6 +253,8 @@ class CompositeCalls:
         table = current_calls(run)
         self._table, self._is_own = table or ProviderCallTable(), table is None
         self._waiting, self._scopes = deque(calls), list[CallScope]()
+        self._outer = prefetch_scope.get()
+        """The prefetch inside which the composite runs, if any: the original has yet to come to the calls."""
         self._kinds = shims.streaming_kinds(callbacks) or ()
         self._context, self._config = copy_context(), ensure_config()
         self._context.run(current_run.set, run)
@@ -261,7 +264,7 @@ class CompositeCalls:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Prefetch while the body runs; drop what it did not claim."""
+        """Prefetch while the body runs; drop what it did not claim, unless the original may still claim it."""
         live_scopes.add(id(self))
         token = calls_scope.set(CallScope(self._table, Caller.ORIGINAL, copied))
         try:
@@ -277,7 +280,7 @@ class CompositeCalls:
                 scopes = list(self._scopes)
             for task in self._tasks:
                 task.cancel()
-            for scope in scopes:
+            for scope in scopes if self._outer is None else ():
                 scope.drop()
             if self._is_own:
                 self._table.close()
@@ -311,6 +314,8 @@ class CompositeCalls:
     def _prefetch_context(self, manager: Any) -> tuple[CallScope, Any, RunnableConfig]:
         """Return a scope, a context and a config for one prefetched call, of which no handler hears."""
         scope = CallScope(self._table, Caller.PLANNER, copied, is_offer=True)
+        if self._outer is not None:
+            self._outer.adopt(scope)
         with self._lock:
             self._scopes.append(scope)
         context = self._context.copy()

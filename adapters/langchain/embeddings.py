@@ -26,8 +26,8 @@ from teola_plugin.requests.payloads import EmbedText
 from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.loop_thread import CallHandle
-from teola_plugin.runtime.provider_call import CallNotShared
-from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import CallNotShared, executing
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.provider_limits import MAX_PREFETCHED
 from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims.langchain import copy_with_one_tokenization

@@ -36,8 +36,8 @@ from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch
 from teola_plugin.runtime.claims import Caller, PlannerGraph
-from teola_plugin.runtime.provider_call import Parked
-from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import Parked, executing
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run
 from teola_plugin.runtime.threads import daemon_threads, in_child
 from teola_plugin.shims import langchain as shims

@@ -39,8 +39,8 @@ from teola_plugin.graph import Component, Query, Ref, WorkflowTemplate
 from teola_plugin.passes import Optimised
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch, limit_of
 from teola_plugin.runtime.claims import Caller, PlannerGraph
-from teola_plugin.runtime.provider_call import Parked
-from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import Parked, executing
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.threads import daemon_threads, in_child
 from teola_plugin.shims.llamaindex.interceptors import (

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from teola_plugin.observe.steps import TracedCall
 from teola_plugin.runtime.claims import Caller, Claims
+from teola_plugin.runtime.query_run import current_call
+from teola_plugin.shims.interception import STREAM_OPENED
 
 
 class Invocation(Protocol):
@@ -234,3 +237,42 @@ class ProviderCall:
                 yield item
             else:
                 await arrived.wait()
+
+
+def stream_chunks(items: Iterator[Any]) -> Generator[Any, None, None]:
+    """Yield the chunks of a stream, without the item that says that it is open; close the stream with the generator."""
+    try:
+        yield from (item for item in items if item is not STREAM_OPENED)
+    finally:
+        items.close()  # type: ignore[attr-defined]
+
+
+async def astream_chunks(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    """`stream_chunks` for async methods."""
+    try:
+        async for item in items:
+            if item is not STREAM_OPENED:
+                yield item
+    finally:
+        await items.aclose()  # type: ignore[attr-defined]
+
+
+executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
+"""The model or retriever whose provider method runs here: its own nested methods are part of that call."""
+
+
+class InsideCall:
+    """Runs the body as part of a provider method."""
+
+    __slots__ = ("_report", "_target", "_tokens")
+
+    def __init__(self, call: ProviderCall, invocation: Invocation) -> None:
+        self._target, self._report = invocation.target, call.report
+
+    def __enter__(self) -> None:
+        self._tokens = executing.set(self._target), current_call.set(self._report)
+
+    def __exit__(self, *_: object) -> None:
+        target, report = self._tokens
+        current_call.reset(report)
+        executing.reset(target)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,20 @@ from teola_plugin.observe.steps import TracedCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
-from teola_plugin.runtime.provider_call import CallNotShared, CallProgress, Invocation, Item, Parked, ProviderCall
+from teola_plugin.runtime.provider_call import (
+    CallNotShared,
+    CallProgress,
+    InsideCall,
+    Invocation,
+    Item,
+    Parked,
+    ProviderCall,
+    astream_chunks,
+    executing,
+    stream_chunks,
+)
 from teola_plugin.runtime.provider_limits import ProviderLimit, is_transient, provider_limit
-from teola_plugin.runtime.query_run import current_call, current_position
+from teola_plugin.runtime.query_run import current_position
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
 
@@ -71,13 +81,14 @@ class ProviderCallTable:
         *,
         may_make: bool = True,
         is_offer: bool = False,
+        takes_offers: bool = False,
         graph: PlannerGraph = OWN_GRAPH,
     ) -> tuple[ProviderCall, bool]:
         """Return the call that `caller` gets for this key, and whether it has to make that call itself.
 
         `may_make`: False for a planner that waits for the original's call. `is_offer`: the call is made for whoever
-        asks for it, unless the object was called so before; raises `CallNotShared` then. `graph`: the one that the
-        planner makes the call for.
+        asks for it, unless the object was called so before; raises `CallNotShared` then, but with `takes_offers` the
+        planner gets a call that was offered. `graph`: the one that the planner makes the call for.
         """
         new = list[ProviderCall]()
 
@@ -97,7 +108,10 @@ class ProviderCallTable:
         else:
             call = make()
             if not self._claims.offer(key, call, unless=lambda other: other.target is invocation.target):
-                raise CallNotShared
+                offered = self._claims.claim(key, caller, graph) if takes_offers else None
+                if offered is None:
+                    raise CallNotShared
+                return offered, False
         if new and call.report is not None and self._run is not None:
             self._run.waits.add_provider_call(call.report)
         is_maker = may_make and call.begin()
@@ -164,10 +178,6 @@ class ProviderCallTable:
                 call.withdraw()
 
 
-executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
-"""The model or retriever whose provider method runs here: its own nested methods are part of that call."""
-
-
 def limit_here() -> ProviderLimit | None:
     """Return the limit of the model or retriever whose provider method runs here; None where none runs."""
     target = executing.get()
@@ -204,6 +214,8 @@ class CallScope:
     """Set once nobody wants the prefetch any more."""
     calls: list[ProviderCall] = field(default_factory=list)
     """Those that the prefetch made."""
+    adopted: list[CallScope] = field(default_factory=list)
+    """Prefetches that began inside this one."""
 
     def items(self, invocation: Invocation) -> Iterator[Any]:
         """Yield what the provider method gives: from the call of the other caller, or by calling it."""
@@ -390,7 +402,7 @@ class CallScope:
         items = self.items(invocation)
         first = next(items, STREAM_OPENED)
         if first is STREAM_OPENED:
-            return _chunks(items)
+            return stream_chunks(items)
         next(items, None)  # so that the call has ended
         return first
 
@@ -399,7 +411,7 @@ class CallScope:
         items = self.aitems(invocation)
         first = await anext(items, STREAM_OPENED)
         if first is STREAM_OPENED:
-            return _achunks(items)
+            return astream_chunks(items)
         await anext(items, None)
         return first
 
@@ -452,8 +464,8 @@ class CallScope:
             return call, True
         if self.expected is not None and self.expected.key == key:
             return self.expected, False
-        options: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "graph": self.graph}
-        call, is_maker = self.table.join(key, self.caller, invocation, **options)
+        options: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "takes_offers": bool(self.adopted)}
+        call, is_maker = self.table.join(key, self.caller, invocation, graph=self.graph, **options)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
         if is_prefetch and not is_maker and not self.may_make:
@@ -475,7 +487,7 @@ class CallScope:
 
     def _inside(self, call: ProviderCall, invocation: Invocation) -> AbstractContextManager[None]:
         """Return a context whose body runs as part of the provider method."""
-        return nullcontext() if self.is_user_code else _Inside(call, invocation)
+        return nullcontext() if self.is_user_code else InsideCall(call, invocation)
 
     def _recorder(self, call: ProviderCall) -> Callable[[Any], object] | None:
         return (lambda event: call.put(Item(event, is_event=True))) if self.caller is Caller.PLANNER else None
@@ -543,6 +555,12 @@ class CallScope:
             if not call.is_over and (call.run_id == run_id or (target is not None and call.target is target)):
                 call.withdraw()
 
+    def adopt(self, inner: CallScope) -> None:
+        """Take over a prefetch that begins inside this one: this one may claim its calls, and it is dropped with it."""
+        self.adopted.append(inner)
+        if self.is_dropped:
+            inner.drop()
+
     def drop(self) -> None:
         """Give up the calls that nobody has claimed."""
         self.is_dropped = True
@@ -550,23 +568,8 @@ class CallScope:
             if not call.is_claimed_by(Caller.ORIGINAL):
                 call.cancel()
                 call.withdraw()
-
-
-class _Inside:
-    """Runs the body as part of a provider method."""
-
-    __slots__ = ("_report", "_target", "_tokens")
-
-    def __init__(self, call: ProviderCall, invocation: Invocation) -> None:
-        self._target, self._report = invocation.target, call.report
-
-    def __enter__(self) -> None:
-        self._tokens = executing.set(self._target), current_call.set(self._report)
-
-    def __exit__(self, *_: object) -> None:
-        target, report = self._tokens
-        current_call.reset(report)
-        executing.reset(target)
+        for inner in self.adopted:
+            inner.drop()
 
 
 def _only(values: list[Any]) -> Any:
@@ -574,22 +577,6 @@ def _only(values: list[Any]) -> Any:
     if not values or values[0] is _END:
         raise TypeError("the result of a prefetched call is not copied")
     return values[0]
-
-
-def _chunks(items: Iterator[Any]) -> Generator[Any, None, None]:
-    try:
-        yield from (item for item in items if item is not STREAM_OPENED)
-    finally:
-        items.close()  # type: ignore[attr-defined]
-
-
-async def _achunks(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-    try:
-        async for item in items:
-            if item is not STREAM_OPENED:
-                yield item
-    finally:
-        await items.aclose()  # type: ignore[attr-defined]
 
 
 async def _one(result: Awaitable[Any]) -> AsyncGenerator[Any, None]:

@@ -54,6 +54,11 @@ def merger(ledger: Ledger) -> Chain:
     return MergerRetriever(retrievers=[Notes(ledger=ledger, tags=[str(i)]) for i in range(4)])
 
 
+def queries_of_ensemble(ledger: Ledger) -> Chain:
+    """Return a retriever that asks several queries of another composite."""
+    return MultiQueryRetriever.from_llm(ensemble(ledger), Lines())
+
+
 def extractor(ledger: Ledger) -> Chain:
     shared = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     shared.add_documents([Document(f"text {i}", id=str(i)) for i in range(3)])
@@ -72,5 +77,5 @@ def texts(ledger: Ledger) -> Chain:
     return RunnableLambda(lambda _: [{"x": 1}, {"x": 2}, {"x": 3}]) | each.map()
 
 
-COMPOSITES = [queries, ensemble, merger, extractor, map_reduce, texts]
+COMPOSITES = [queries, ensemble, queries_of_ensemble, merger, extractor, map_reduce, texts]
 OWN = (Notes, Chat, Text)

@@ -13,8 +13,8 @@ from teola_plugin.adapters.snapshots import snapshot
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.runtime.claims import Caller
-from teola_plugin.runtime.provider_call import CallNotShared, Parked
-from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable, executing
+from teola_plugin.runtime.provider_call import CallNotShared, Parked, executing
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.provider_limits import is_transient
 from teola_plugin.shims.interception import STREAM_OPENED
 
