@@ -17,7 +17,7 @@ from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import own_calls
 from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
 from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFacts
-from teola_plugin.adapters.langgraph.plans import PlanKey, Plans
+from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, Reason, Status, leaves_of
 from teola_plugin.adapters.plan_summary import (
@@ -41,7 +41,7 @@ from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import STATE, Answer, Condition
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
-from teola_plugin.tracer.langgraph.lookahead import EMPTY_NODE, LoweredNode, lookahead, lower_node
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, EMPTY_NODE, LoweredNode, lookahead, lower_node
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
 from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
@@ -146,13 +146,17 @@ class GraphFacts:
             draft = Draft()
             state = Ref(INPUT).at(STATE)
             fields: Symbol = state.at(ROOT)
-            if node.reads is not None:
+            if self._shape is not None and self._shape.is_function:
+                fields = Ref(INPUT).at(ARGUMENT)
+            elif node.reads is not None:
                 fields = Fields({field: state.at(field) for field in node.reads}, attributes=True)
             lowered = EMPTY_NODE
             if node.bound is not None:
                 decide = partial(self._decide, node=name)
                 find_leaves = self._find_leaves
-                lowered = lower_node(draft, node.bound, fields, name, decide, find_leaves, has_environment=True)
+                reads_tasks = self._shape is None or not self._shape.caches_tasks
+                options = {"has_environment": True, "reads_tasks": reads_tasks}
+                lowered = lower_node(draft, node.bound, fields, name, decide, find_leaves, **options)
             visited[name] = draft, lowered
         return visited
 
@@ -242,7 +246,7 @@ class GraphFacts:
         for name in self._visited:
             if name == node.name and is_first:
                 continue
-            plan = self.plans.traced(PlanKey(name), self._input)
+            plan = self.plans.traced(self.plans.key(name), self._input)
             components = {} if plan is None else {component.name: component for component in plan.template.components}
             if plan is None or call.name not in components:
                 continue
@@ -274,7 +278,7 @@ class GraphFacts:
         plans, starts = self.plans, list[tuple[int, str]]()
         for name in self._visited if plans is not None else ():
             assert plans is not None
-            plan = plans.traced(PlanKey(name), self._input)
+            plan = plans.traced(plans.key(name), self._input)
             if as_dedicated and self._shape is not None:
                 with contextlib.suppress(Exception):  # nothing is known of the nodes from there on
                     plan = self._lookahead(self._shape, name)
@@ -287,7 +291,8 @@ class GraphFacts:
         return min(starts)[1] if starts else ""
 
     def _lookahead(self, shape: GraphShape, node: str) -> TraceResult:
-        return lookahead(shape, node, pushed=False, decide=self._decide, find_leaves=self._find_leaves)
+        pushed = shape.is_function
+        return lookahead(shape, node, pushed=pushed, decide=self._decide, find_leaves=self._find_leaves)
 
     def _reason_for_all(self, call: Component) -> Explanation | None:
         """Return what keeps calls of this kind in their place wherever they stand."""

@@ -34,7 +34,7 @@ from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import ABSENT, STATE, Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
-from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, calls_graphs, lookahead
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, calls_graphs_or_tasks, lookahead
 from teola_plugin.tracer.langgraph.settings import current_environment, settings_of
 from teola_plugin.tracer.langgraph.shape import GraphShape, distances, shape_of, state_after_input
 
@@ -110,8 +110,12 @@ class Plans:
         return list(dict.fromkeys(keys))
 
     def key(self, node: str, *, is_sent: bool = False, is_async: bool = False) -> PlanKey:
-        """Return the key of the tasks' plan: the same for both ways to run a graph, unless a node has both forms."""
-        return PlanKey(node, is_sent, is_async and self._has_two_forms)
+        """Return the key of the tasks' plan: the same for both ways to run a graph, unless a node has both forms.
+
+        A function of the functional API takes the graph's input, as if that was sent to it.
+        """
+        takes_input = self.shape is not None and self.shape.is_function
+        return PlanKey(node, is_sent or takes_input, is_async and self._has_two_forms)
 
     def may_have(self, key: PlanKey) -> bool:
         """Return False for tasks that are known to have no plan."""
@@ -309,7 +313,8 @@ class Parts:
                 self._run.schedule_subplans(finished=finished)
             else:
                 self._open_provider_calls(planned[0], config)
-                part = self._start_part(name, *planned, node_position, step, finished, pushed=key.is_sent)
+                pushed = is_sent_task(config)
+                part = self._start_part(name, *planned, node_position, step, finished, pushed=pushed)
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.deferred
@@ -332,7 +337,7 @@ class Parts:
         if plans.read_environment(key):
             value |= current_environment()
         plan = plans.available(key, value)
-        if plan is None or (is_resumed(config) and calls_graphs(plan)):
+        if plan is None or (is_resumed(config) and calls_graphs_or_tasks(plan)):
             return None
         return plan, value
 

@@ -141,6 +141,37 @@ def functions_of(runnable: object) -> Functions | None:
     return Functions(func, None if wrapped else afunc)
 
 
+class Task(NamedTuple):
+    """A task of the functional API, as `@task` makes it."""
+
+    func: Callable[..., Any]
+    is_cached: bool
+    """True if its results may come from a cache."""
+
+
+def task_of(value: object) -> Task | None:
+    """Return the parts of what `@task` makes of a function; None for any other object.
+
+    Private: the class `langgraph.func._TaskFunction`, its `func` and `cache_policy`; since langgraph 0.3. Without it:
+    None, and what tasks call starts when the task does.
+    """
+    kind = _task_class()
+    if kind is None or type(value) is not kind:
+        return None
+    return Task(value.func, value.cache_policy is not None)  # type: ignore[attr-defined]
+
+
+@cache
+def _task_class() -> type[Any] | None:
+    """Return LangGraph's class for tasks; None if it is not where it was, which is logged."""
+    try:
+        from langgraph.func import _TaskFunction
+    except ImportError:
+        report_missing("langgraph", "_TaskFunction", "calls of tasks do not start early")
+        return None
+    return _TaskFunction
+
+
 def _of_lambda(runnable: object) -> Functions | None:
     """Return the functions of a `RunnableLambda` that has both, by public names."""
     from langchain_core.runnables import RunnableLambda

@@ -144,13 +144,18 @@ def map_items(
 ) -> Symbol:
     """Return the list of what `transform` makes of each item: a MAP, unless the items are few and known.
 
-    `one_by_one`: the original does so, one item after the other. It awaits coroutines all at once.
+    `one_by_one`: the original does so, one item after the other. It awaits coroutines all at once. The items of a list
+    of coroutines are coroutines.
     """
+    if isinstance(items, AwaitableValue):
+        return map_items(interpreter, items.value, lambda body, item: transform(body, AwaitableValue(item)))
     item_list = items_of(items)
     if len(item_list) <= MAX_UNROLLED_ITEMS and not any(isinstance(item, Spread) for item in item_list):
         return ItemList(tuple(transform(interpreter, item) for item in item_list if not isinstance(item, Spread)))
     loop = MapLoop(interpreter, items)
     result = transform(loop.body, Ref(ITEM))
+    if result == Ref(ITEM) and not loop.body.draft.components and not loop.body.runs_user_code:
+        return items
     if isinstance(result, Instance) and result.kind.__name__ in ("Send", "RemoveMessage"):
         return InstancePerItem(items, result, loop.captures.inputs)
     if isinstance(result, AwaitableValue):

@@ -133,7 +133,7 @@ def _record_mutations(interpreter: FunctionInterpreter, func: Symbol, arguments:
 def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> Symbol:
     """Return what a function returns, by the first rule that understands it."""
     if not isinstance(func, KnownValue):
-        return _call_user_function(interpreter, func, func, arguments)
+        return call_user_function(interpreter, func, func, arguments)
     value = func.value
     find_method = interpreter.shared.find_method
     if find_method is not None and (rule := find_method(func, "__call__")) is not None:
@@ -171,13 +171,13 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
             return result
     if _is_harmless(value):
         return UNKNOWN_VALUE
-    return _call_user_function(interpreter, func, value, arguments)
+    return call_user_function(interpreter, func, value, arguments)
 
 
 def call_model_class(interpreter: FunctionInterpreter, cls: type, arguments: Arguments) -> Symbol:
     """Interpret the creation of a model of another framework as user code."""
     _note_created_model(interpreter, cls, arguments, None)
-    return _call_user_function(interpreter, KnownValue(cls), cls, arguments)
+    return call_user_function(interpreter, KnownValue(cls), cls, arguments)
 
 
 def _note_created_model(
@@ -394,8 +394,12 @@ def _get_key(interpreter: FunctionInterpreter, owner: Symbol, arguments: Sequenc
 # ------------------------------------------------------------ the user's own functions
 
 
-def _call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: Any, arguments: Arguments) -> Symbol:
-    """Call a function of the user's: as a pure expression if it is one, else by its source, else as user code."""
+def call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: Any, arguments: Arguments) -> Symbol:
+    """Call a function of the user's: as a pure expression if it is one, else by its source, else as user code.
+
+    `func` is the symbol of the function, `value` the function if it is known. Of user code nothing is known but that it
+    may change its arguments.
+    """
     if type(value) is FunctionType:
         if (result := _read_needed_fields(interpreter, value, arguments)) is not None:
             return result

@@ -35,6 +35,7 @@ from teola_plugin.tracer.functions.pure_expressions import (
 )
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
+    AwaitableValue,
     Expression,
     Fields,
     Item,
@@ -126,18 +127,24 @@ def _run_unrolled(interpreter: FunctionInterpreter, node: _ForLoop, items: Seque
 def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol) -> bool:
     """Interpret a loop as a MAP: what it asks for with each item is asked at once. Return True if that is anything.
 
-    A loop that asks for nothing but computes lists becomes comprehensions, for which the result is True as well.
+    A loop that asks for nothing but computes lists becomes comprehensions, for which the result is True as well. A list
+    to which coroutines are added is a list of coroutines.
     """
+    item: Symbol = Ref(ITEM)
+    if isinstance(items, AwaitableValue):
+        items, item = items.value, AwaitableValue(item)
     loop, first_new = MapLoop(interpreter, items), len(interpreter.draft.components)
     accumulators = Accumulators.of_loop(interpreter, node.body)
     names = loop.body.frame.names
     names |= dict.fromkeys(assigned_names(node.body), UNKNOWN_VALUE)
     names |= {name: ItemList(()) for name in accumulators.initial}  # one object each: mutations go by identity
-    assign_names(loop.body, node.target, Ref(ITEM))
+    assign_names(loop.body, node.target, item)
     block_exit = loop.body.run_block(accumulators.statements)
     is_unknown = block_exit is BlockExit.UNKNOWN
     interpreter.is_incomplete = interpreter.is_incomplete or loop.body.is_incomplete or is_unknown
     added = {} if is_unknown else accumulators.added_items(names)
+    coroutines = {name: added_one.value for name, added_one in added.items() if isinstance(added_one, AwaitableValue)}
+    added |= coroutines
     comprehensions = _to_comprehensions(loop, added)
     results = loop.finish(accumulators.output(added), one_by_one=True)
     interpreter.forget_names([node.target, *node.body])
@@ -147,6 +154,10 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
         interpreter.frame.names |= accumulators.final_values(interpreter, added, lists)
     elif not uses_engines:
         interpreter.frame.names |= accumulators.final_values(interpreter, added, comprehensions)
+    for name in coroutines:
+        started_empty = truth_of(accumulators.initial[name]) is False
+        results_of_all = interpreter.frame.names[name]
+        interpreter.frame.names[name] = AwaitableValue(results_of_all) if started_empty else UNKNOWN_VALUE
     return uses_engines or len(comprehensions) > 0
 
 

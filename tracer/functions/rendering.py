@@ -137,9 +137,14 @@ class Renderer:
         return render
 
     def _dictionary(self, symbol: Fields) -> Render:
-        """Return the function that builds a dictionary. Raise `NotUnderstood` if nothing but fields is known of it."""
+        """Return the function that builds a dictionary, or gives the value that `symbol` adds no key to.
+
+        Raise `NotUnderstood` if nothing but fields is known of it.
+        """
         if symbol.fields_only:
             raise NotUnderstood("an object of which nothing but fields is known")
+        if symbol.base is not None and not symbol.items:
+            return self._input(symbol.base)
         base = None if symbol.base is None else self._input(symbol.base)
         items = {key: self.value(item) for key, item in symbol.items.items()}
 

@@ -39,7 +39,7 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
-from teola_plugin.tracer.langgraph.settings import NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_setting
+from teola_plugin.tracer.langgraph.settings import CALLED_TASK, NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_rule
 from teola_plugin.tracer.langgraph.shape import (
     ROOT,
     Branch,
@@ -137,12 +137,14 @@ def lower_node(
     depth: int = 0,
     has_settings: bool = True,
     has_environment: bool = False,
+    reads_tasks: bool = True,
 ) -> LoweredNode:
     """Add to the draft what a node will ask engines for. It may be anything; what is not understood is left out.
 
     `is_async`: the graph runs on a loop, and the async function of a node that has both. `depth`: the number of graphs
     around the graph of the node. `has_settings`: the input of the template has the node's settings. `has_environment`:
-    it has the environment variables, too, and no code before the node may have changed them.
+    it has the environment variables, too, and no code before the node may have changed them. `reads_tasks`: tasks that
+    the node calls run, as no cache has their results.
     """
     functions = functions_of(bound)
     if functions is None:
@@ -189,7 +191,7 @@ def lower_node(
         state=parameter,
         decide=decide,
         find_leaves=find_leaves,
-        find_method=find_setting if has_settings else None,
+        find_method=partial(find_rule, has_settings=has_settings, reads_tasks=reads_tasks),
         lower_graph=lower_graph,
         environment=NODE_ENVIRONMENT if has_settings and has_environment else None,
     )
@@ -224,7 +226,7 @@ def _lower_graph(
     Return None for an object that is no graph, or whose input is not known.
     """
     shape = shape_of(graph) if depth < MAX_GRAPH_DEPTH else None
-    if shape is None or shape.keeps_state or not isinstance(argument, Fields | Ref):
+    if shape is None or shape.is_function or shape.keeps_state or not isinstance(argument, Fields | Ref):
         return None
     graph_input = argument if isinstance(argument, Fields) else Fields({}, argument)
     values: dict[str, Symbol] = {}
@@ -263,9 +265,9 @@ def _may_pause(node: NodeShape) -> bool:
     return node.pauses or node.skippable or any(map(may_interrupt, functions_of(node.bound) or ()))
 
 
-def calls_graphs(plan: TraceResult) -> bool:
-    """Return True if a plan goes on into graphs that nodes call, or that are nodes."""
-    return any(row.reason == CALLED_GRAPH for row in plan.report)
+def calls_graphs_or_tasks(plan: TraceResult) -> bool:
+    """Return True if a plan goes on into graphs or tasks, of which some may have ended when a call is resumed."""
+    return any(row.reason in (CALLED_GRAPH, CALLED_TASK) for row in plan.report)
 
 
 def _to_value(draft: Draft, symbol: Symbol, name: str) -> Value:
@@ -421,6 +423,7 @@ class _LookaheadTracer:
             depth=self.depth,
             has_settings=self.has_settings,
             has_environment=not self.runs_user_code,
+            reads_tasks=not self.shape.caches_tasks,
         )
         self.heads, self.tails = self.heads or lowered.span.heads, lowered.span.tails or self.tails
         self.mutations.update(lowered.mutations)
@@ -537,6 +540,7 @@ class _LookaheadTracer:
             find_leaves=self.find_leaves,
             is_async=self.is_async,
             has_settings=False,
+            reads_tasks=not self.shape.caches_tasks,
         )
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}

@@ -1,4 +1,6 @@
-"""Settings that the nodes of a graph read: the config of a call, its context, and the models that these choose.
+"""Calls of LangGraph's own in the functions of a graph: tasks, and settings with the models that these choose.
+
+Settings are the config of a call, and its context.
 
 All nodes of a call see the same settings. A plan has those as they come in its input; where a model is made of them,
 there is a plan for each of their values.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +21,11 @@ from langgraph.runtime import get_runtime
 
 from teola_plugin.graph import INPUT, Ref, UnfitValue
 from teola_plugin.shims.langchain import configured, setting_names
-from teola_plugin.shims.langgraph import configurable_of, context_of
+from teola_plugin.shims.langgraph import configurable_of, context_of, task_of
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, FunctionInterpreter, KnownValue, Symbol
 from teola_plugin.tracer.functions.bodies import uncaptured_items
+from teola_plugin.tracer.functions.calls import call_user_function
+from teola_plugin.tracer.functions.frames import to_plain_function, unwrap_partial
 from teola_plugin.tracer.functions.framework_calls import (
     INHERITED_CALLBACKS,
     Arguments,
@@ -40,7 +44,8 @@ from teola_plugin.tracer.functions.pure_expressions import (
     read_field,
     read_setting,
 )
-from teola_plugin.tracer.functions.symbols import RUN_METHODS, Expression, known_value
+from teola_plugin.tracer.functions.symbols import RUN_METHODS, AwaitableValue, Expression, known_value
+from teola_plugin.tracer.report import TraceNode
 
 _CONFIGURABLE = Ref(INPUT).at(CONFIG).at("configurable")
 NODE_CONFIG = Fields(
@@ -86,10 +91,54 @@ def _field_names(context: Any) -> list[str]:
     )
 
 
-def find_setting(owner: Symbol, name: str) -> MethodRule | None:
-    """Return the rule of a method that reads settings, or runs a model that they choose; None for any other method."""
+CALLED_TASK = "its source is read where it is called"
+"""The reason in the report's row of a task that a function calls."""
+
+
+def find_rule(owner: Symbol, name: str, *, has_settings: bool, reads_tasks: bool) -> MethodRule | None:
+    """Return the rule of a call of a task, of a method that reads settings, or of one that runs a model they choose.
+
+    Return None for any other method or function.
+
+    Args:
+        owner: The object of the method, or the function that is called.
+        name: The method's name; `__call__` for a function.
+        has_settings: The template's input has the settings of the code that makes the call.
+        reads_tasks: Tasks run where they are called: none of their results come from a cache.
+    """
+    if name == "result" and isinstance(owner, AwaitableValue):
+        result = owner.value
+        return lambda interpreter, arguments: result
     if not isinstance(owner, KnownValue):
         return None
+    if name == "__call__" and reads_tasks and (task := task_of(owner.value)) is not None and not task.is_cached:
+        return partial(_call_task, func=task.func, has_settings=has_settings)
+    return _find_setting(owner, name) if has_settings else None
+
+
+def _call_task(interpreter: FunctionInterpreter, arguments: Arguments, *, func: Any, has_settings: bool) -> Symbol:
+    """Interpret a call of a task as one of its function, where the task is called.
+
+    The task may run at the same time as what comes after it, which can only make its results later. LangGraph gives it
+    some arguments itself, as it does to a node.
+    """
+    interpreter.draft.nodes.append(TraceNode(f"graph.{interpreter.name}", "task", "lowered", reason=CALLED_TASK))
+    plain_function, _ = to_plain_function(unwrap_partial(func, (), {})[0], ())
+    code = None if plain_function is None else plain_function.__code__
+    parameters = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    settings = {"config": NODE_CONFIG, "runtime": NODE_RUNTIME} if has_settings and not interpreter.is_body else {}
+    injected = {name: settings.get(name, UNKNOWN_VALUE) for name in _INJECTED if name in parameters}
+    arguments = replace(arguments, keywords={**injected, **arguments.keywords})
+    result = call_user_function(interpreter, KnownValue(func), func, arguments)
+    return result if isinstance(result, AwaitableValue) else AwaitableValue(result)
+
+
+_INJECTED = ("config", "previous", "runtime", "store", "writer")
+"""Names of the parameters that LangGraph fills."""
+
+
+def _find_setting(owner: KnownValue, name: str) -> MethodRule | None:
+    """Return the rule of a method that reads settings, or runs a model that they choose; None for any other method."""
     value = owner.value
     if name == "__call__":
         return next((rule for function, rule in _FUNCTION_RULES if value is function), None)

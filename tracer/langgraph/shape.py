@@ -15,6 +15,7 @@ from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.constants import END, START
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from teola_plugin.tracer.functions.lookup import FreeNames, is_framework_code
@@ -81,6 +82,10 @@ class GraphShape:
     """Channels that are returned."""
     keeps_state: bool
     """True if a call of it inside of another graph goes on from its last one."""
+    caches_tasks: bool = False
+    """True if results of tasks that its nodes call may come from a cache."""
+    is_function: bool = False
+    """True for a function of the functional API (`@entrypoint`): the input of the graph is that of its only node."""
 
     def is_entered_from_others(self, name: str, node: NodeShape) -> bool:
         """Return True if an edge may lead to the node of this name from elsewhere than from `node`.
@@ -93,9 +98,9 @@ class GraphShape:
 
 
 def shape_of(graph: Any) -> GraphShape | None:
-    """Return the shape of a graph, None for one without edges: of the functional API, or of bare channels."""
+    """Return the shape of a graph; None for one of bare channels, which has no edges."""
     if not isinstance(graph, CompiledStateGraph):
-        return None
+        return _shape_of_function(graph)
     builder, nodes = graph.builder, {}
     for name, node in graph.nodes.items():
         if name == START and not builder.branches.get(START):
@@ -116,7 +121,26 @@ def shape_of(graph: Any) -> GraphShape | None:
     inputs = frozenset(builder.schemas.get(builder.input_schema, ()))
     outputs = (graph.output_channels,) if isinstance(graph.output_channels, str) else tuple(graph.output_channels)
     keeps_state = graph.checkpointer not in (None, False)
-    return GraphShape(nodes, rules, frozenset(first_nodes), inputs, outputs, keeps_state)
+    return GraphShape(nodes, rules, frozenset(first_nodes), inputs, outputs, keeps_state, bool(graph.cache_policy))
+
+
+def _shape_of_function(graph: Any) -> GraphShape | None:
+    """Return the shape of a graph that `@entrypoint` made: one node, which starts with the input and ends the graph.
+
+    Return None for any other graph.
+    """
+    if not isinstance(graph, Pregel) or len(graph.nodes) != 1 or graph.output_channels != END:
+        return None
+    ((name, node),) = graph.nodes.items()
+    if node.channels != START or list(node.triggers) != [START] or graph.input_channels != START:
+        return None
+    skippable = bool(node.cache_policy or graph.cache_policy) or _includes(graph.interrupt_before_nodes, name)
+    pauses = _includes(graph.interrupt_after_nodes, name)
+    nodes = {name: NodeShape(name, node.bound, None, (), (), (), skippable, pauses)}
+    keeps_state = graph.checkpointer not in (None, False)
+    return GraphShape(
+        nodes, {}, frozenset(nodes), frozenset(), (END,), keeps_state, bool(graph.cache_policy), is_function=True
+    )
 
 
 def _includes(names: str | Sequence[str], name: str) -> bool:

@@ -203,6 +203,12 @@ def _no_callable(patch: pytest.MonkeyPatch) -> Any:
     return langgraph.functions_of(object())
 
 
+def _no_task(patch: pytest.MonkeyPatch) -> Any:
+    _gone(patch, importlib.import_module("langgraph.func"), "_TaskFunction")
+    patch.setattr(langgraph, "_task_class", langgraph._task_class.__wrapped__)
+    return langgraph.task_of(object())
+
+
 def _no_adapter(patch: pytest.MonkeyPatch) -> Any:
     return workflows.intercept_result(SimpleNamespace(), lambda result, cancel: result())  # type: ignore[arg-type]
 
@@ -232,6 +238,7 @@ MISSING: dict[str, tuple[Callable[[pytest.MonkeyPatch], Any], str]] = {
     "langgraph": (_no_node, "PregelNode.node"),
     "langgraph, state": (_no_reader, "__pregel_read"),
     "langgraph, functions": (_no_callable, "RunnableCallable"),
+    "langgraph, tasks": (_no_task, "_TaskFunction"),
     "llama-index-workflows": (_no_adapter, "WorkflowHandler._external_adapter"),
     "llama-index-workflows, steps": (_no_steps, "Workflow._get_steps"),
     "llama-index-workflows, names": (_no_used_steps, "Workflow._get_steps"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Any, TypedDict
 
-from langgraph.channels import UntrackedValue
+from langgraph.cache.memory import InMemoryCache
+from langgraph.channels import LastValue, UntrackedValue
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.pregel import NodeBuilder, Pregel
+from langgraph.types import CachePolicy
 
 from teola_plugin.tracer.langgraph.shape import accompanied_nodes, distances, shape_of
 
@@ -78,12 +81,34 @@ def test_how_many_nodes_may_come_after_each() -> None:
     assert found["a"] == 2 and found["b"] >= 1 and found["c"] == 0
 
 
-def test_a_graph_without_edges_has_no_shape() -> None:
+def test_function_of_the_functional_api_is_one_node() -> None:
     @entrypoint()
     def flow(value: int) -> int:
         return value
 
-    assert shape_of(flow) is None
+    shape = shape_of(flow)
+    assert shape is not None
+    assert list(shape.nodes) == ["flow"]
+    assert shape.is_function
+    assert not shape.caches_tasks
+
+
+def test_cached_results_of_tasks_are_part_of_the_shape() -> None:
+    @entrypoint(cache=InMemoryCache(), cache_policy=CachePolicy())
+    def flow(value: int) -> int:
+        return value
+
+    shape = shape_of(flow)
+    assert shape is not None
+    assert shape.caches_tasks
+
+
+def test_a_graph_without_edges_has_no_shape() -> None:
+    reader = NodeBuilder().subscribe_only("a").do(node).write_to("b")
+    channels: Any = {"a": LastValue(str), "b": LastValue(str)}
+    graph: Any = Pregel(nodes={"one": reader}, channels=channels, input_channels="a", output_channels="b")
+
+    assert shape_of(graph) is None
 
 
 def accompanied(compiled: Any) -> set[str]:
