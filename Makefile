@@ -30,7 +30,7 @@ ENDING_WITH_MAKE = caught() { grep -s SigCgt /proc/$$PPID/status; }; before=$$(c
   ( while [ "$$(caught)" = "$$before" ]; do kill -0 $$$$ || exit; sleep 0.5; done; sleep 1; kill $$$$ ) \
   </dev/null >/dev/null 2>&1 & exec
 
-.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability docs release release-check model bench lock clean
+.PHONY: help setup demo serve test test-all test-oldest test-upstream check fmt lint types imports readability prose docs release release-check model bench lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,7 +73,7 @@ test-oldest: $(OLDEST_READY) ## the tests of LangChain, LangGraph and LlamaIndex
 test-upstream: $(READY) ## the own tests of LangChain's and LangGraph's packages, all accelerated; fetches them
 	@"$(PY)" tools/upstream.py $(ARGS)
 
-check: lint types imports readability ## ruff, mypy strict, import-linter, limits on what is hard to read
+check: lint types imports readability prose ## ruff, mypy strict, import-linter, limits on what is hard to read
 
 lint: $(READY) ## ruff
 	@"$(PY)" -m ruff check . && "$(PY)" -m ruff format --check -q .
@@ -86,6 +86,9 @@ imports: $(READY) ## imports point downwards only
 
 readability: $(READY) ## vague names, fragments of sentences, long files and the like stay below the limits of tools/check_readability.py
 	@"$(PY)" tools/check_readability.py
+
+prose: $(READY) ## long sentences, double negations and the like in documents and messages: tools/check_prose.py
+	@"$(PY)" tools/check_prose.py
 
 fmt: $(READY) ## format and sort imports
 	@"$(PY)" -m ruff check --fix -q . ; "$(PY)" -m ruff format -q .

@@ -294,7 +294,7 @@ def _environment(path: Path, env: Any) -> dict[str, str]:
         return dict(env)
     if not isinstance(env, str):
         hint = 'e.g. {"env": {"KEY": "value"}} or {"env": "./.env"}'
-        raise RegistrationError(f"{path}: env is no object of texts and no file.", hint=hint)
+        raise RegistrationError(f"{path}: env is neither an object of texts nor a file.", hint=hint)
     file = path.parent / env
     try:
         return dict(_environment_lines(file))

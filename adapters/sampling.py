@@ -349,7 +349,7 @@ def check_schema(schema: Any, field: str) -> None:
             _follow(schema, reference, f"{at}.$ref")
         types = part.get("type", [])
         if not isinstance(types, str) and not _is_list_of_texts(types):
-            raise _malformed(f"{at}.type", "it is no name of a type, and no list of them", _SCHEMA_HINT)
+            raise _malformed(f"{at}.type", "it is neither the name of a type nor a list of them", _SCHEMA_HINT)
         if not _is_list_of_texts(part.get("required", [])):
             raise _malformed(f"{at}.required", "it is no list of names", _SCHEMA_HINT)
         if not isinstance(part.get("enum", []), list):

@@ -207,13 +207,18 @@ class RequestHeaders:
     """The values of a request's X-Teola headers; None and empty for absent ones. Seconds count from `since`."""
 
     query: str = ""
-    """The query that the request joins."""
+    """A name for the query that the request joins. It ends `server.joined_idle` seconds after its last request. Each
+    tenant has names of its own."""
     app: str = ""
+    """The name under which the query is scheduled, predicted and counted."""
     deadline: float | None = None
+    """Seconds after which the query fails with 504."""
     goal: float | None = None
+    """Seconds that the query should take. If it cannot, it is refused at once with 429."""
     depth: int = 0
     """Number of requests of the query that follow this one, one after the other."""
     gang: str = ""
+    """A name for requests that are done when the last of them is done."""
     since: float | None = None
     """When the first byte of the request arrived, on the server's clock. None: now."""
 

@@ -34,13 +34,15 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by address and status", "route", "status")
-        self._seconds = self._histogram("request_seconds", "Until the last byte", _SECONDS, "route")
-        self._queries = self._counter("queries_ended", "Queries that are over, by outcome", "app", "outcome")
-        self._query_seconds = self._histogram("query_seconds", "From a query's begin to its end", _SECONDS, "app")
+        self._requests = self._counter("requests", "HTTP requests by address and status", "route", "status")
+        text = "Seconds from the first byte of an HTTP request to the last byte of its answer"
+        self._seconds = self._histogram("request_seconds", text, _SECONDS, "route")
+        self._queries = self._counter("queries_ended", "Queries that have ended, by outcome", "app", "outcome")
+        text = "Seconds from the begin of a query to its end"
+        self._query_seconds = self._histogram("query_seconds", text, _SECONDS, "app")
         self.lag = 0.0
         """Seconds by which the server's loop was late when last measured."""
-        self._lags = self._histogram("loop_lag_seconds", "How late the server's loop comes to what is due", _LAGS)
+        self._lags = self._histogram("loop_lag_seconds", "Seconds by which the server's event loop is late", _LAGS)
         self.registry.register(_CurrentFigures(service))
         ProcessCollector(registry=self.registry)
         self.primitives = _Primitives(self)
@@ -88,14 +90,16 @@ class _CurrentFigures:
         """Yield the current figures of queries, the queue and engines. Prometheus' registry calls it at each scrape."""
         service = self._service
         admission, live = service.admission, service.live
-        yield GaugeMetricFamily("teola_queries_running", "Queries under way", value=len(live.running))
-        yield GaugeMetricFamily("teola_queue_requests", "Queries that have a place", value=admission.running)
-        yield GaugeMetricFamily("teola_queue_tokens", "Their tokens, as far as known", value=admission.tokens)
+        yield GaugeMetricFamily("teola_queries_running", "Queries that are running", value=len(live.running))
+        text = "Queries that were accepted and have not ended"
+        yield GaugeMetricFamily("teola_queue_requests", text, value=admission.running)
+        text = "Tokens of prompts and answers of these queries, as far as known"
+        yield GaugeMetricFamily("teola_queue_tokens", text, value=admission.tokens)
         for name, text in (
-            ("accepted", "Queries that were taken"),
-            ("refused", "Queries that were refused, for their goal or a full queue"),
+            ("accepted", "Queries that were accepted"),
+            ("refused", "Queries that were refused, because of their goal or a full queue"),
             ("answered", "Queries that were answered"),
-            ("within_goal", "Those of them that were answered within their goal: the goodput"),
+            ("within_goal", "Queries that were answered within their goal: the goodput"),
         ):
             family = CounterMetricFamily(f"teola_queries_{name}", text, labels=["app"])
             for app, counts in list(admission.counts.items()):
@@ -106,9 +110,11 @@ class _CurrentFigures:
 
 def _engines(service: Service) -> Iterator[Metric]:
     """Yield the load of each engine: running requests, share of the KV cache in use, and its tokens by app."""
-    running = GaugeMetricFamily("teola_engine_running", "Requests at the engine", labels=["engine"])
-    kv = GaugeMetricFamily("teola_engine_kv_used", "Share of its KV cache that is in use", labels=["engine"])
-    text = "Tokens in its KV cache that running generations hold; a prefix that several share counts for each"
+    text = "Requests that run on the engine, all replicas together. Not known for a shared pool"
+    running = GaugeMetricFamily("teola_engine_running", text, labels=["engine"])
+    text = "Share of the KV cache in use, from 0 to 1, the mean of all replicas. Not known for a shared pool"
+    kv = GaugeMetricFamily("teola_engine_kv_used", text, labels=["engine"])
+    text = "Tokens in the KV cache that running generations of the app hold. A shared prefix counts for each of them"
     kv_tokens = GaugeMetricFamily("teola_engine_kv_tokens", text, labels=["engine", "app"])
     for name in service.pool.engine_names:
         load = load_of(service.pool, name)
@@ -146,14 +152,15 @@ class _Primitives:
         counter, histogram = metrics._counter, metrics._histogram
         self._apps: set[str] = set()
         self._done = counter("primitives", "Primitives by kind, engine and outcome", "app", "kind", "engine", "outcome")
-        self._unused = counter("wasted_primitives", "Those that ran, and whose value nobody used", "app", "engine")
-        self._tokens = counter("tokens", "Tokens: computed, cached, written, drafted, accepted, wasted", "app", "what")
-        self._queued = histogram("queued_seconds", "In the engine's queue", _SECONDS, "app", "engine")
-        self._ran = histogram("primitive_seconds", "At the engine", _SECONDS, "app", "engine")
-        self._sizes = histogram("primitive_requests", "Requests of one primitive", _SIZES, "app", "engine")
-        self.batches = BatchSizes(
-            histogram("batch_requests", "Requests of one batch, of all queries", _SIZES, "engine")
-        )
+        self._unused = counter("wasted_primitives", "Primitives that ran, and whose value nobody used", "app", "engine")
+        text = "Tokens: computed and cached of prompts; written, drafted and accepted of answers; wasted"
+        self._tokens = counter("tokens", text, "app", "what")
+        text = "Seconds of a primitive in the queue of its engine"
+        self._queued = histogram("queued_seconds", text, _SECONDS, "app", "engine")
+        self._ran = histogram("primitive_seconds", "Seconds of a primitive on its engine", _SECONDS, "app", "engine")
+        self._sizes = histogram("primitive_requests", "Number of requests of one primitive", _SIZES, "app", "engine")
+        text = "Number of requests of one batch, all queries together. Known about ten seconds later"
+        self.batches = BatchSizes(histogram("batch_requests", text, _SIZES, "engine"))
 
     def query_began(self, query_id: str) -> None: ...
 

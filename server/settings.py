@@ -59,7 +59,9 @@ class UrlSettings(BaseModel):
     hosts: tuple[str, ...] = Field(min_length=1)
     """Names that may be asked: `docs.example.org`, `*.example.org` for those below one, `*` for any."""
     schemes: tuple[Literal["https", "http"], ...] = Field(("https",), min_length=1)
+    """Schemes of addresses that may be fetched."""
     ports: tuple[int, ...] = Field((443,), min_length=1)
+    """Ports of addresses that may be fetched."""
     redirects: int = Field(3, ge=0, le=20)
     """Redirects that are followed, each checked like the first address."""
     seconds: float = Field(10.0, gt=0)
@@ -82,6 +84,7 @@ class DocumentSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     max_bytes: int = Field(8 * MB, ge=1)
+    """Bytes of one document."""
     max_pages: int = Field(500, ge=1)
     """Pages of a PDF."""
     max_characters: int = Field(4_000_000, ge=1)
@@ -101,7 +104,7 @@ class DocumentSettings(BaseModel):
     max_kept: int = Field(256 * MB, ge=1)
     """Bytes of uploaded documents that one tenant keeps at a time."""
     urls: UrlSettings | None = None
-    """What may be fetched; None for nothing."""
+    """Addresses that may be fetched for a client. None: every address is refused."""
 
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,126}$"
@@ -114,6 +117,7 @@ class KeySettings(BaseModel):
     name: str = Field(pattern=_NAME)
     """For logs; never the key itself."""
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False)
+    """The hash that `teola key NAME` prints beside the key."""
     tenant: str = Field("", max_length=128)
     """The tenant with which its requests share prefixes, outputs and queries; by default the key's name."""
     operator: bool = False
@@ -125,6 +129,7 @@ class KeySettings(BaseModel):
     max_seconds: float | None = Field(None, gt=0)
     """The latest deadline of its requests, in seconds."""
     requests_per_minute: float | None = Field(None, gt=0)
+    """Requests that it may begin in a minute; more get 429."""
     concurrent: int | None = Field(None, ge=1)
     """Requests under way at a time."""
     tokens_per_minute: float | None = Field(None, gt=0)
@@ -167,6 +172,7 @@ class AppSettings(BaseModel):
     """Of a graph without a checkpointer: its checkpoints are kept in the server's store, so that its queries go on from
     the last one after a crash, and may stop to ask somebody."""
     description: str = ""
+    """A sentence about the app, for `/v1/models` and the server's pages."""
     example: str = ""
     """A text to ask it, for the commands that `teola serve` prints and the page to try it."""
     goal: float | None = Field(None, gt=0)
@@ -194,13 +200,17 @@ class ServerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     host: str = "127.0.0.1"
+    """The address to listen on. One that other machines reach needs `keys`."""
     port: int = Field(8000, ge=0, le=65535)
+    """The port to listen on; 0 takes any free one."""
     certificate: str = ""
-    """Files for TLS, in PEM form."""
+    """The file of the TLS certificate, in PEM form. Empty: HTTP without TLS."""
     private_key: str = ""
+    """The file of the certificate's private key, in PEM form."""
     hosts: tuple[str, ...] = ()
     """Names by which browsers and clients may address it; those of loopback where it has no keys. Empty: any."""
     keys: tuple[KeySettings, ...] = ()
+    """API keys of clients. Without any, the server listens on loopback alone."""
     max_body: int = Field(8 << 20, ge=1024)
     """Bytes of one request."""
     documents: DocumentSettings = DocumentSettings.model_validate({})
@@ -230,6 +240,7 @@ class ServerSettings(BaseModel):
     log_details: bool = False
     """True to log messages of exceptions, in which an app's code may repeat prompts."""
     tracing: TracingSettings | None = None
+    """The OpenTelemetry collector that gets spans. None: no spans are sent."""
 
     @field_validator("log", mode="before")
     @classmethod
@@ -255,7 +266,9 @@ class ServiceConfig(PoolConfig):
 
     engines: dict[str, EngineConfig] = Field(default_factory=dict)
     server: ServerSettings = ServerSettings.model_validate({})
+    """Addresses, keys and limits of `teola serve`."""
     apps: dict[str, AppSettings] = Field(default_factory=dict)
+    """The apps that `teola serve` serves, by name."""
     langgraph: str = ""
     """The path of a `langgraph.json`, from the current folder: each of its graphs is an app."""
 

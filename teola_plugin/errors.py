@@ -221,6 +221,6 @@ def pool_forked() -> EngineUnavailable:
     """Return the error for calls in a process that was forked while a pool was running."""
     return EngineUnavailable(
         "the engine pool was started before this process was forked, and runs in the parent process alone.",
-        hint="make and start the pool in the child (e.g. gunicorn's post_fork hook, or without preloading), start "
-        "processes by spawn instead of fork, or share engines: `teola up`, and EnginePool.connect() in each process",
+        hint="make and start the pool in the child (e.g. in gunicorn's post_fork hook), or start processes by spawn. "
+        "To share engines, use `teola up`, and EnginePool.connect() in each process",
     )

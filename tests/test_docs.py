@@ -21,8 +21,6 @@ from support.openai_stub import MODEL, Stub, openai_stub
 
 from benchmarks import real_picture, themes
 from teola_plugin import pool as pools
-from teola_plugin.cli.main import main
-from teola_plugin.cluster.config import Autoscale, EngineConfig, PoolConfig
 from teola_plugin.engines.fake import FakeEngine, fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
@@ -140,12 +138,10 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
-def test_named_tests_and_targets_exist(document: Path) -> None:
+def test_named_tests_and_benchmarks_exist(document: Path) -> None:
     text = document.read_text()
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
         assert re.search(rf"(?m)^(async )?def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
-    targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text()))
-    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
     for module in re.findall(r"python -m (benchmarks\.\w+)", text):
         place = ROOT / module.replace(".", "/")
         assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), module
@@ -184,26 +180,6 @@ def test_every_benchmark_is_told_of() -> None:
     commands = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     commands += [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
     assert [name for name in commands if not re.search(rf"`python -m benchmarks\.{name}[ `]", table)] == []
-
-
-def test_every_setting_of_a_pool_is_told_of() -> None:
-    """As the error about a wrong one says."""
-    text = (ROOT / "docs" / "cluster.md").read_text()
-    fields = {*PoolConfig.model_fields, *EngineConfig.model_fields, *Autoscale.model_fields}
-    assert [name for name in fields if not re.search(rf"\b{name}\b", text)] == []
-
-
-def test_commands_take_the_options_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "\n".join(document.read_text() for document in DOCUMENTS)
-    named: dict[str, set[str]] = {}
-    for command, options in re.findall(r"(?m)(?:`|^\$ )teola ([a-z]+)([^`\n#]*)", text):
-        named.setdefault(command, set()).update(re.findall(r"--[a-z-]+", options))
-    for command, options in named.items():
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-        assert options <= known, f"teola {command} has no {options - known}"
-    assert {"up", "status", "compare", "demo", "doctor"} <= set(named)
 
 
 def test_every_document_is_linked_from_the_readme() -> None:

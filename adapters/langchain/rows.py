@@ -122,6 +122,6 @@ def _unsupported(key: str, value: Any) -> RegistrationError:
     """Return the error for an entry of a filter that no engine evaluates."""
     return RegistrationError(
         f"filter key {key!r} holds {type(value).__name__} {value!r:.80}, but only equality is supported.",
-        hint="give a key that is a string, and a string, a finite number, a boolean or None; $eq, $ne, $in and $nin"
-        " take those, $and takes a list of filters; filter further on the documents found",
+        hint="give a key that is a string, and a string, a finite number, a boolean or None. $eq, $ne, $in and $nin"
+        " take those; $and takes a list of filters. Filter further on the documents found",
     )

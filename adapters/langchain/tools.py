@@ -276,6 +276,6 @@ def _function(tool: Any) -> Callable[..., Any]:
     if hidden_parameters or inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         names = ", ".join(sorted(hidden_parameters)) or "arguments without names"
         raise RegistrationError(
-            f"the tool {tool.name!r} takes {names}, which stays in its place.", hint="leave it where it is"
+            f"the tool {tool.name!r} takes {names}, which an engine cannot give it.", hint="leave it where it is"
         )
     return function

@@ -31,7 +31,7 @@ def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None 
     """
     if options.read_only and options.strict:
         raise RegistrationError(
-            "read_only= is for agents of LangGraph: those of LlamaIndex call every tool in its place.",
+            "read_only= is for agents of LangGraph: no tool of a LlamaIndex agent is prefetched.",
             hint="leave read_only= away, or pass strict=False",
         )
     enable(find_scope)

@@ -111,7 +111,7 @@ async def _forget(saver: Any, threads: Iterable[str]) -> None:
 def _check_app(app: App) -> None:
     """Raise `RegistrationError` for an app whose checkpoints the server cannot store: no graph, or one with its own."""
     if not hasattr(app.fast, "checkpointer"):
-        message = f"app {app.name!r}: {app.settings.object} is no graph, and has no checkpoints."
+        message = f"app {app.name!r}: {app.settings.object} is no graph: only graphs have checkpoints."
         raise RegistrationError(message, hint="leave its checkpoints out")
     if app.fast.checkpointer:
         message = f"app {app.name!r}: {app.settings.object} has checkpoints of its own."

@@ -120,6 +120,7 @@ async def list_files(
 
 @router.get("/files/{id}")
 async def get_file(request: Request, id: str) -> dict[str, Any]:
+    """Return name, size and times of an uploaded document."""
     documents, caller = _documents_and_caller(request)
     return (await documents.get(caller.tenant, id)).to_json()
 

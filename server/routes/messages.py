@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/messages")
 
 @router.post("")
 async def create_message(request: Request, body: MessagesRequest) -> Response:
-    """Answer with an LLM engine or an app, whole or as a stream of events."""
+    """Answer a message of Anthropic's protocol with an LLM engine or an app, whole or as a stream of events."""
     writer = MessageWriter(body, request.scope["teola.request_id"])
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
     return await respond_written(request, model, body.as_chat(), writer, body.max_tokens, stream=bool(body.stream))

@@ -44,7 +44,7 @@ _STARTED = int(time.time())
 
 @router.get("/models")
 def list_models(request: Request) -> dict[str, Any]:
-    """Return the models that the key may ask, in Anthropic's form if the request has its `anthropic-version`."""
+    """Return the engines and apps that the key may ask, in Anthropic's form if the request has `anthropic-version`."""
     service = service_of(request)
     caller = service.caller(request.headers)
     models = [model for name, model in service.models.items() if caller.may_ask(name)]
@@ -55,7 +55,7 @@ def list_models(request: Request) -> dict[str, Any]:
 
 @router.get("/models/{name:path}")
 def get_model(request: Request, name: str) -> dict[str, Any]:
-    """Return one model; for an app also the schemas of its inputs."""
+    """Return one engine or app; for an app also the schemas of its inputs and settings."""
     served_model = model_of(request, name, "chat", "app", "embedding", "reranking")
     if speaks_anthropic(request.url.path, request.headers):
         return model_info(served_model.name, _STARTED, served_model.details())
@@ -72,7 +72,10 @@ def _model(model: Any) -> dict[str, Any]:
 
 @router.post("/chat/completions")
 async def chat(request: Request, body: ChatRequest) -> Response:
-    """Answer a chat with an LLM engine or an app, whole or as a stream of chunks."""
+    """Answer a chat with an LLM engine or an app, whole or as a stream of chunks.
+
+    It supports `n`, tools, JSON schemas, and usage with cached tokens.
+    """
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
     body = await with_documents_read(request, model, body)
     answer = body.max_completion_tokens or body.max_tokens
@@ -116,7 +119,7 @@ async def _carried_events(model: CarriedEngine, body: ChatRequest, session: Requ
 
 @router.post("/completions")
 async def completions(request: Request, body: CompletionRequest) -> Response:
-    """Continue one or more prompts with an LLM engine, whole or as a stream of chunks."""
+    """Continue one or more prompts of plain text with an LLM engine, whole or as a stream of chunks."""
     model = cast(TextModel, model_of(request, body.model, "chat"))
     prompts = await _texts(request, model, body.model, body.prompt, "prompt")
     count = len(prompts) * (body.n or 1)
@@ -162,7 +165,10 @@ async def _texts(
 
 @router.post("/embeddings")
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
-    """Return the vectors of one or more texts."""
+    """Return the vectors of one or more texts, as numbers or in base64.
+
+    `input_type: query` is for models that tell questions from documents.
+    """
     model = cast(VectorEngine, model_of(request, body.model, "embedding"))
     texts = await _texts(request, model, body.model, body.input, "input")
     _check_batch(request, texts, "input")
@@ -210,7 +216,7 @@ def _estimate_usage(session: RequestSession, texts: Sequence[str]) -> dict[str, 
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Return documents with their scores for a query, the most relevant first."""
+    """Return documents with their scores for a query, the most relevant first. It needs a reranking engine."""
     model = cast(VectorEngine, model_of(request, body.model, "reranking"))
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     _check_batch(request, texts, "documents")
@@ -249,7 +255,10 @@ def _check_batch(request: Request, texts: Sequence[str], param: str) -> None:
 
 @router.post("/responses")
 async def responses(request: Request, body: ResponsesRequest) -> Response:
-    """Answer a request of OpenAI's Responses protocol with an LLM engine or an app, whole or as a stream of events."""
+    """Answer a request of OpenAI's Responses protocol with an LLM engine or an app, whole or as a stream of events.
+
+    It supports tools and JSON schemas. Answers are not kept, so `previous_response_id` is refused.
+    """
     model = cast(ChatModel, model_of(request, body.model, "chat", "app"))
     writer = ResponseWriter(body)
     return await respond_written(

@@ -104,6 +104,7 @@ class Submission(Body):
     OWN_DATA = frozenset({"metadata", "inputs", "variables", "settings"})
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
     input: str | list[ChatMessage] | None = None
+    """Text, or messages of a chat."""
     inputs: Any = None
     """The whole input of an app, instead of messages."""
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -143,7 +144,10 @@ def _queries_and_caller(request: Request) -> tuple[Queries, Caller]:
 
 @router.post("/queries", status_code=202, openapi_extra=submission_schema(Submission))
 async def submit(request: Request) -> Response:
-    """Accept a query, as JSON or as a form with the JSON in `query` and files in `documents`."""
+    """Accept a query, as JSON or as a form with the JSON in `query` and files in `documents`.
+
+    The answer has the status 202 and the query's `id`.
+    """
     queries, caller = _queries_and_caller(request)
     body = await read_submission(request, Submission)
     submission = queries.submit(caller, request_headers_of(request), body.as_chat(), body.variables)
@@ -170,7 +174,11 @@ async def get(request: Request, id: str, wait: float = Query(0.0, ge=0, le=MAX_W
 
 @router.get("/queries/{id}/events")
 async def events(request: Request, id: str) -> Response:
-    """Stream the query's events, from behind `Last-Event-ID` on."""
+    """Stream the query's events, from behind `Last-Event-ID` on.
+
+    They are `running`, `delta`, and at last `done`, `failed`, `cancelled`, `interrupted` or `waiting`. A `reset` says
+    that the query runs anew, and that earlier deltas are void.
+    """
     queries, caller = _queries_and_caller(request)
     await queries.get(caller.tenant, id)
     news = queries.events(caller.tenant, id, request.headers.get("last-event-id", ""))
@@ -193,7 +201,7 @@ class Resumption(ClientJson):
 
 @router.post("/queries/{id}/resume", status_code=202)
 async def resume(request: Request, id: str, body: Resumption) -> Response:
-    """Let a query that waits for somebody go on."""
+    """Answer the question at which a graph has stopped, so that its query goes on."""
     queries, caller = _queries_and_caller(request)
     record = await queries.resume(caller, request_headers_of(request), id, body.value)
     return JSONAnswer(record.to_reply(), 202, headers={"Location": f"/v1/queries/{record.id}"})
@@ -201,6 +209,7 @@ async def resume(request: Request, id: str, body: Resumption) -> Response:
 
 @router.post("/queries/{id}/cancel")
 async def cancel(request: Request, id: str) -> dict[str, Any]:
+    """End a query, and return it. What is stored of it stays."""
     queries, caller = _queries_and_caller(request)
     return (await queries.cancel(caller.tenant, id)).to_reply()
 
@@ -257,5 +266,5 @@ def _activity_item(query: LiveQuery) -> dict[str, Any]:
 
 @router.get("/activity/{id}")
 async def trace(request: Request, id: str) -> Response:
-    """Return the page of one query."""
+    """Return the page of one query: its trace, without prompts."""
     return await trace_page(request, service_of(request).caller(request.headers).tenant, id)

@@ -141,7 +141,7 @@ def _chat_messages(message: Mapping[str, Any], at: int) -> Iterator[dict[str, An
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"{field}.role: it is {role!r:.80}.", "use user or assistant", param=f"{field}.role")
     if not isinstance(content, str | list):
-        raise bad_request(f"{field}.content: it is no text and no list of blocks.", _FORM_HINT, param="messages")
+        raise bad_request(f"{field}.content: it is neither a text nor a list of blocks.", _FORM_HINT, param="messages")
     if role == "assistant":
         yield _chat_answer(content, f"{field}.content")
         return
@@ -222,7 +222,7 @@ def _image_address(source: Mapping[str, Any], field: str) -> str:
             return f"data:{source['media_type']};base64,{source['data']}"
         case "url" if isinstance(source.get("url"), str):
             return str(source["url"])
-    raise unsupported(f"{field}.source", "it is no base64 and no url.", "send the image in base64, or its address")
+    raise unsupported(f"{field}.source", "it is neither base64 nor a url.", "send the image in base64, or its address")
 
 
 def _document_parts(source: Mapping[str, Any], title: Any, field: str) -> Iterator[dict[str, Any]]:
@@ -265,7 +265,7 @@ def _chat_tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any]:
         case "tool" if isinstance(choice.get("name"), str):
             return function_tool({"name": choice["name"]})
     raise bad_request(
-        "tool_choice: it has no known type, or no name.", "use auto, any, tool or none", param="tool_choice"
+        "tool_choice: its type is unknown, or its name is missing.", "use auto, any, tool or none", param="tool_choice"
     )
 
 

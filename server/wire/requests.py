@@ -122,8 +122,11 @@ class Body(ClientJson):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     model: str = Field(min_length=1, max_length=256)
+    """The name of an engine or an app."""
     user: str | None = None
+    """The client's name for its end user."""
     metadata: dict[str, Any] | None = None
+    """For an app: `inputs` (JSON), `thread_id`, `resume` and `config`."""
 
     def sent_fields(self) -> dict[str, Any]:
         """Return what the client has sent, as JSON-ready data."""

@@ -87,7 +87,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
             content = item.get("content")
             role = item.get("role", "user")
             if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str | list):
-                reason = "an item has no known role, or no content."
+                reason = "the role of an item is unknown, or its content is missing."
                 raise bad_request(f"input: {reason}", "see OpenAI's form of messages", param="input")
             return {"role": role, "content": _parts(content)}
         case "function_call":

@@ -51,8 +51,11 @@ class Autoscale(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     min_replicas: int = Field(1, ge=1)
+    """The smallest number of replicas."""
     max_replicas: int = Field(ge=1)
+    """The largest number of replicas."""
     queued_per_replica: float = Field(8.0, gt=0)
+    """Requests that may wait for each replica before one is added."""
     up_after_s: float = Field(5.0, ge=0)
     """Seconds that the queue must be long before a replica is added."""
     down_after_s: float = Field(60.0, ge=0)
@@ -72,6 +75,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Kind | None = None
+    """The kind of engine. Each one is a class: see the table of kinds."""
     factory: str = Field("", pattern=r"^$|^[\w.]+:[\w.]+$")
     """Instead of `kind`: `package.module:callable`, called with the engine's name and `options`."""
     model: str = ""
@@ -84,6 +88,7 @@ class EngineConfig(BaseModel):
     """An OpenAI-compatible server (openai, embedding_server), the address in front of `/rerank` (reranking_server), a
     SearXNG (websearch)."""
     replicas: int = Field(1, ge=1, le=1024)
+    """Number of copies of the engine."""
     cpus: float = Field(0.0, ge=0)
     """Logical Ray CPUs that each replica reserves."""
     gpus: float = Field(0.0, ge=0)
@@ -100,9 +105,12 @@ class EngineConfig(BaseModel):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Further arguments of the engine's class."""
     policy: str = "topology-aware"
+    """The order in which requests form batches: `topology-aware`, `critical-path`, `shortest-remaining`,
+    `earliest-deadline`, `per-invocation` or `throughput-oriented`."""
     max_queued: int = Field(10_000, ge=1)
     """Requests that may wait; more raise `EngineOverloaded`."""
     autoscale: Autoscale | None = None
+    """Lets the number of replicas follow the queue. None: the number stays."""
 
     @field_validator("policy")
     @classmethod
@@ -232,7 +240,9 @@ class PoolConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    """The name by which `EnginePool.connect(pool=...)` and `teola status` find the pool."""
     engines: dict[str, EngineConfig] = Field(min_length=1)
+    """The engines by name. Apps and clients use these names as models."""
     server: Any = None
     """Settings of `teola serve`, which reads them from the same file and checks them (see `server.settings`)."""
     apps: Any = None
@@ -272,7 +282,7 @@ class PoolConfig(BaseModel):
 
 _SECRET_SETTINGS = frozenset({"dsn", "base_url", "hash", "headers"})
 """Settings that may hold a password, also inside."""
-_REMEDY = "correct these lines; docs/cluster.md and docs/server.md list every setting"
+_REMEDY = "correct these lines; docs/reference-settings.md lists every setting"
 
 
 def _syntax_error(source: str, error: yaml.YAMLError) -> str:

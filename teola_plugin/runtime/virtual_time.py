@@ -47,8 +47,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             return True
         if seconds is None:
             raise TeolaError(
-                f"nothing will ever happen at virtual time {self._virtual_now:.6f} s: no timer is set and "
-                f"every task waits: {_waiting(self)}.",
+                f"virtual time stands still at {self._virtual_now:.6f} s: no timer is set, and every task waits: "
+                f"{_waiting(self)}.",
                 hint="look for a future that nobody completes, or a wait for a socket or process",
             )
         self._virtual_now += seconds

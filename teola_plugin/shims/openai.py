@@ -34,7 +34,7 @@ def client_of_resource(resource: Any) -> Any:
     client = getattr(resource, "_client", None)
     if client is None or not hasattr(client, "with_options"):
         raise RegistrationError(
-            f"the client of {type(resource).__name__} cannot be found: it is none of the package openai.",
+            f"the client of {type(resource).__name__} is none of the package openai.",
             hint="leave the object unbound, or install openai 2",
         )
     return client

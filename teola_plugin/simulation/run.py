@@ -150,7 +150,7 @@ SLO = 5.0
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the `share` quantile, linear between the two nearest values (like NumPy). Raises `ValueError` for none."""
     if not values:
-        raise ValueError("there is no quantile of nothing")
+        raise ValueError("a quantile needs values, and there are none")
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = int(position)

@@ -164,7 +164,7 @@ def test_a_value_of_a_wrong_kind_is_told_of_in_one_line(field: str) -> None:
         said = str(caught.value)
         assert said.startswith("pool.yaml, line ") and "\n" not in said, (value, said)
         assert field in said and "Input should" not in said and "pydantic" not in said, (value, said)
-        assert "docs/cluster.md" in caught.value.hint
+        assert "docs/reference-settings.md" in caught.value.hint
 
 
 def test_a_password_is_not_shown() -> None:

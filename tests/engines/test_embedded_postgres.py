@@ -261,7 +261,7 @@ def test_root_becomes_somebody_else(monkeypatch: pytest.MonkeyPatch, home: Path)
         server.stop()
     monkeypatch.setattr(postgres_install, "_USERS", ("no-such-user",))
     assert server_user(home / "pgdata") is not None  # the owner of what is there
-    with pytest.raises(EngineUnavailable, match="does not run as root"):
+    with pytest.raises(EngineUnavailable, match="refuses to run as root"):
         EmbeddedPostgres().start()
 
 

@@ -30,6 +30,7 @@ from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.runtime.virtual_time import run_virtual
 from teola_plugin.scheduling import graph_scheduler
+from tools import reference_pages
 
 TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
 QUESTION = {"question": "what do lambs eat?"}
@@ -81,6 +82,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "policies": policies,
     "simulator": simulator,
     "ray overhead": ray_overhead,
+    "settings reference": reference_pages.settings_reference,
+    "http reference": reference_pages.http_reference,
+    "metrics reference": reference_pages.metrics_reference,
     **report_tables.TABLES,
     **{
         f"example {script} {name}": (lambda script=script, name=name: fenced(example(script, name), "python"))  # type: ignore[misc]

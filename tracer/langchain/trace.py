@@ -328,7 +328,9 @@ class _ChainTracer:
         body_result, _ = _ChainTracer(body, self._find_leaf).lower(node.bound, Ref(ITEM), body_location)
         for row in body.nodes:
             if row.level != "lowered":
-                raise NotUnderstood(f"{row.path} is not understood, so what it maps is not either: {row.reason}")
+                raise NotUnderstood(
+                    f"a map is planned only if its whole body is understood, and {row.path} is not: {row.reason}"
+                )
         name = self._draft.name(preferred_name, *DERIVED)
         value = self._with_keys(value, body, name, location)
         template = body.template(body.materialize(body_result, name, location.run_path), name)

@@ -148,7 +148,7 @@ def _read_function_selector(
         raise NotUnderstood("its program writes something else than a selection")
     llm, prompt = lowering.require_llm(parts.llm), copy_prompt(parts.prompt)
     if not hasattr(type(llm), "__teola_writes_calls__"):
-        raise NotUnderstood(f"what a {type(llm).__name__} calls is not known before all of it is written")
+        raise NotUnderstood(f"the calls of a {type(llm).__name__} are known only when all of its answer is written")
     if llm.system_prompt is not None:
         raise NotUnderstood("its async way leaves the LLM's system prompt out")
     return llm, lambda llm, query: called_indices(selector, program, llm, prompt, choices, query), "indices"

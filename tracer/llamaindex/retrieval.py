@@ -98,7 +98,7 @@ def unique_nodes(retriever: BaseRetriever, query: str, nodes: Nodes) -> list[Nod
     Raises `NotUnderstood` if a node stands for another retriever or engine.
     """
     if any(isinstance(n.node, IndexNode) and (n.node.obj or n.node.index_id in retriever.object_map) for n in nodes):
-        raise NotUnderstood("a node stands for an object, which is asked in its place")
+        raise NotUnderstood("a node stands for an object, which is asked instead")
     return deduplicate_nodes(retriever, query, nodes)
 
 
@@ -405,7 +405,7 @@ def lower_postprocessors(
         step_path, input_nodes, nodes = f"{path}[{i}]", nodes, None
         with lowering.reporting(step_path, step):
             if input_nodes is None:
-                raise NotUnderstood("what it reads is not known ahead")
+                raise NotUnderstood("its input is known only at run time")
             reranker = lowering.pool_backed(step)
             if reranker is not None and lowering.own_models is not None:
                 raise NotUnderstood("its reranker is on the pool")

@@ -167,7 +167,7 @@ def lower_synthesizer(
         if parts.multimodal:
             raise NotUnderstood("answers from images, too")
         if nodes is None and lower is not _lower_generation:
-            raise NotUnderstood("what it reads is not known ahead")
+            raise NotUnderstood("its input is known only at run time")
         with lowering.streaming(parts.streaming):
             text = lower(lowering, synth, parts, query, nodes, name)
         lowering.lowered.add(id(synth))

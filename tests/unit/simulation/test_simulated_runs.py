@@ -154,7 +154,7 @@ def test_waiting_for_nothing_ends_with_an_error() -> None:
     async def never(value: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(TeolaError, match="nothing will ever happen"):
+    with pytest.raises(TeolaError, match="virtual time stands still"):
         simulate(CLUSTER, {"app": lambda pool: never}, [Arrival(0.0, "app", "x")])
 
 
@@ -201,7 +201,7 @@ def test_figures() -> None:
     assert found["within_slo"] == 0.6667 and found["goodput"] == pytest.approx(2 / 14, abs=1e-4)
     assert found["utilisation"] == {"llm": [0.5, 0.0]}
     assert quantile([3.0], 0.99) == 3.0
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(ValueError, match="needs values"):
         quantile([], 0.5)
 
 

@@ -123,7 +123,7 @@ def test_code_of_the_users_own_is_not_guessed_at(stock: Library) -> None:
     patched._response_synthesizer.get_response = lambda *_: "mine"  # type: ignore[method-assign]
     assert "get_response changes what" in reason(patched)
     after = RetrieverQueryEngine(Own(), synthesizer(stock), [SimilarityPostprocessor()])
-    assert reason(after).count("what it reads is not known ahead") == 2
+    assert reason(after).count("its input is known only at run time") == 2
 
 
 @pytest.mark.parametrize(
