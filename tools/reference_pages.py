@@ -197,9 +197,10 @@ def http_reference() -> str:
     lines += [f"| `{name}` | {texts[field]} |" for field, name in query_headers().items()]
     lines += ["", "## Statuses of errors", "", "| error of the pool | status | `code` |", "|---|--:|---|"]
     for error in error_classes():
-        if error not in (errors.TeolaError, errors.EngineError, errors.QueryError, errors.GraphError):
-            answer = http_error(error("failed."))
+        answer = http_error(error("failed."))
+        if answer.status != 500 and error is not errors.EngineError:
             lines.append(f"| `{error.__name__}` | {answer.status} | `{answer.code}` |")
+    lines.append("| others | 500 | `internal_error` |")
     return "\n".join(lines)
 
 
