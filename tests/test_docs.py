@@ -21,6 +21,7 @@ from support.openai_stub import MODEL, Stub, openai_stub
 
 from benchmarks import real_picture, themes
 from teola_plugin import pool as pools
+from teola_plugin.adapters.plan_report import Reason
 from teola_plugin.engines.fake import FakeEngine, fake_engines
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
@@ -194,6 +195,17 @@ def test_every_setting_of_the_environment_that_is_named_is_read() -> None:
             ["grep", "-rlq", name, "teola_plugin", "adapters", "tools", "tests", "Makefile"], cwd=ROOT
         )
         assert found.returncode == 0, name
+
+
+def test_no_gain_page_explains_every_reason_with_a_fix() -> None:
+    rows = re.findall(r"(?m)^\| (\*.*?) \|", (ROOT / "docs" / "no-gain.md").read_text())
+    phrases = [phrase for row in rows for phrase in re.findall(r"\*(.+?)\*", row)]
+    patterns = {phrase: ".*".join(map(re.escape, phrase.split("..."))) for phrase in phrases}
+
+    explained = {phrase: {one for one in Reason if re.search(patterns[phrase], one.text)} for phrase in phrases}
+
+    assert [phrase for phrase, reasons in explained.items() if not reasons] == []
+    assert {one for one in Reason if one.fix} <= set().union(*explained.values())
 
 
 def test_readme_is_one_page_in_the_order_of_questions() -> None:
