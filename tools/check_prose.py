@@ -30,7 +30,7 @@ MAX_WORDS = 30
 MAX_NEGATIONS = 1
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/*.md")
 NOT_YET_CLEAN: tuple[str, ...] = (
-    *("ARCHITECTURE.md", "docs/cluster.md", "docs/compare.md", "docs/failures.md", "docs/server.md"),
+    *("docs/cluster.md", "docs/compare.md", "docs/failures.md", "docs/server.md"),
     *("docs/compatibility-langchain.md", "docs/compatibility-llamaindex.md", "docs/simulation.md", "docs/tracing.md"),
 )
 """Documents that are not read yet. The list only gets shorter."""
