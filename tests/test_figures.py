@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,28 @@ def test_every_result_has_its_command_and_its_machine() -> None:
         assert facts & {"commit", "added"}, f"{name}.json names no commit"
         assert f"python -m benchmarks.{result['benchmark']} " in table
         assert re.search(rf"for b in [^;]*\b{result['benchmark']}\b", commands), f"make bench leaves {name} out"
+
+
+EQUALITY = {"answers_equal", "outputs_equal", "requests_equal", "same_answers"}
+"""Keys of the results that say whether accelerated runs answered and asked as the original did."""
+
+
+def unequal(value: Any, path: str) -> Iterator[str]:
+    """Yield the paths of all results below a value that say that something was not equal."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if name in EQUALITY and part is not True:
+                yield f"{path}/{name}"
+            yield from unequal(part, f"{path}/{name}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from unequal(part, f"{path}/{number}")
+
+
+def test_answers_and_requests_were_equal_in_all_results() -> None:
+    """docs/benchmarks.md says so."""
+    assert list(unequal(FOUND, "results")) == []
+
+
+def test_answer_that_differs_is_found() -> None:
+    assert list(unequal({"cases": [{"answers_equal": False}]}, "results")) == ["results/cases/0/answers_equal"]
