@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from teola_plugin.errors import QueryTimeout, RegistrationError, unknown_name
-from teola_plugin.graph import Query, RequestContext, on_loop
+from teola_plugin.engines.vector_store import StoreSearch, VectorStoreEngine, is_inside_search
+from teola_plugin.errors import EngineUnavailable, QueryTimeout, RegistrationError, unknown_name
+from teola_plugin.graph import PrimitiveKind, Query, RequestContext, on_loop
 from teola_plugin.pool import EnginePool, need_pool
 from teola_plugin.requests.payloads import Vector
 from teola_plugin.runtime.loop_thread import CallHandle
@@ -52,6 +53,40 @@ def carries_openai(engine: Any) -> bool:
 def carries_embeddings(engine: Any) -> bool:
     """Return True for an engine that carries OpenAI clients' requests for embeddings: an `EmbeddingServer`."""
     return bool(getattr(engine, "carries_embeddings", False))
+
+
+def store_engine(store: Any, pool: EnginePool, engine: str) -> VectorStoreEngine:
+    """Return the engine that serves a vector store. Raise `RegistrationError` if it does not serve this very store."""
+    serving_engine = pool.engine(engine)
+    if not isinstance(serving_engine, VectorStoreEngine) or serving_engine.store is not store:
+        raise RegistrationError(
+            f"the engine {engine!r} does not serve this {type(store).__name__}.",
+            hint="make the engine of the store, in a pool of this process: VectorStoreEngine(name, my_store)",
+        )
+    return serving_engine
+
+
+def search_on_engine(
+    pool: EnginePool, engine: str, search: StoreSearch, run: Any, request_context: RequestContext | None = None
+) -> Any:
+    """Return the result of a search that a `VectorStoreEngine` makes, or raise the store's exception. Blocks.
+
+    The store searches by itself on a closed pool, and where waiting might never end: inside another search, and on the
+    pool's own thread.
+    """
+    if is_inside_search.get():
+        return search.run().get()
+    try:
+        handle: CallHandle = pool.call(
+            PrimitiveKind.SEARCHING, engine, [search], run=run, request_context=request_context
+        )
+        if handle.would_wait_for_itself:
+            handle.cancel()
+            return search.run().get()
+        [outcome] = handle.result()
+    except EngineUnavailable:
+        outcome = search.run()
+    return outcome.get()
 
 
 def joined(run: Any, request_context: RequestContext | None = None) -> AbstractContextManager[None]:

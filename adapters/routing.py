@@ -181,9 +181,10 @@ class _Entry(NamedTuple):
 class WorkerTable:
     """The workers of routed objects: made once for each, and again when the fields that decide them have changed."""
 
-    def __init__(self, make: Callable[[Any, EngineRoute], tuple[Any, Callable[[Any], bool]]]) -> None:
+    def __init__(self, make: Callable[[Any, EngineRoute], tuple[Any, Callable[[Any], bool] | None]]) -> None:
         """`make`: returns the worker of an object, and a function that tells if the worker still stands for it. Neither
-        may hold the object. Raises `RegistrationError` for what the engine cannot do."""
+        may hold the object. None in place of the function: the worker is made for each call, and may hold the object.
+        `make` raises `RegistrationError` for what the engine cannot do."""
         self._make = make
         self._entries: WeakIdentityMap[dict[EngineRoute, _Entry]] = WeakIdentityMap()
 
@@ -194,6 +195,8 @@ class WorkerTable:
         if entry is not None and entry.is_current(obj):
             return entry.worker
         worker, is_current = self._make(obj, route)
+        if is_current is None:
+            return worker
         if entries is None:
             entries = {}
             self._entries.set(obj, entries)

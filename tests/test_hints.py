@@ -39,6 +39,7 @@ HOMES = (
     "teola_plugin.engines.openai",
     "teola_plugin.engines.sentence_transformers",
     "teola_plugin.engines.pgvector",
+    "teola_plugin.engines.vector_store",
     "teola_plugin.engines.conformance",
     "teola_plugin.adapters.langchain.tools",
 )

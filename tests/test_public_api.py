@@ -59,6 +59,7 @@ PUBLIC = {
             "RerankingServer",
             "ToolEngine",
             "ToolFunction",
+            "VectorStoreEngine",
             "VllmEngine",
             "WebSearchEngine",
             "fake_engines",

@@ -15,10 +15,12 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from teola_plugin.adapters.calls import check_engine, joined, to_list
+from teola_plugin.adapters.calls import check_engine, joined, search_on_engine, store_engine, to_list
 from teola_plugin.adapters.langchain.embeddings import TeolaEmbeddings
 from teola_plugin.adapters.langchain.listening import ConfigScoped, call_context
 from teola_plugin.adapters.langchain.rows import latest, to_chunks, to_documents, to_filter
+from teola_plugin.adapters.routing import EngineRoute
+from teola_plugin.engines.vector_store import StoreSearch
 from teola_plugin.errors import RegistrationError, unknown_name
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
@@ -450,6 +452,70 @@ class TeolaRetriever(ConfigScoped, VectorStoreRetriever):
             return None
         k = options.get("k", 4)
         return RetrievalLeaf(store.engine, embeddings.engine, store.collection, k, conditions, to_documents)
+
+
+class StoreSearches:
+    """The worker of a store of the user's that a `VectorStoreEngine` serves: it makes the searches of retrievers."""
+
+    def __init__(self, store: VectorStore, route: EngineRoute) -> None:
+        """Raise `RegistrationError` if the engine does not serve this very store."""
+        self._route, self._engine = route, store_engine(store, *route)
+
+    def wrap_search(self, method: str, original: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return the search of a retriever over the store, as `original` makes it, with the engine's calls.
+
+        None for an async search by async methods of the store's own, which run on the caller's loop.
+        """
+        if method == "_get_relevant_documents":
+            return lambda retriever, *args, **kwargs: self._search(original, retriever, args, kwargs)
+        return None if _has_async_search(type(self._engine.store)) else self._asearch(original)
+
+    def _search(
+        self, original: Callable[..., Any], retriever: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Document]:
+        """Run the retriever's own code on a stand-in for its store."""
+        run, request_context = call_context(self._route.pool, kwargs.get("run_manager"))
+        with joined(run, request_context):
+            documents: list[Document] = original(self._on_stand_in(retriever, run, request_context), *args, **kwargs)
+            return documents
+
+    def _asearch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a coroutine function that does as `_search`. LangChain runs the store's sync code on a thread."""
+
+        async def search(retriever: Any, *args: Any, **kwargs: Any) -> Any:
+            run, request_context = call_context(self._route.pool, kwargs.get("run_manager"))
+            with joined(run, request_context):
+                return await original(self._on_stand_in(retriever, run, request_context), *args, **kwargs)
+
+        return search
+
+    def _on_stand_in(self, retriever: VectorStoreRetriever, run: Any, request_context: Any) -> Any:
+        """Return the retriever over a stand-in for its store; the retriever itself if there can be none."""
+
+        def submit(search: StoreSearch) -> Any:
+            return search_on_engine(*self._route, search, run, request_context)
+
+        stand_in = self._engine.make_stand_in(submit)
+        if stand_in is None:
+            return retriever
+        search_type, search_kwargs = retriever.search_type, retriever.search_kwargs
+        return VectorStoreRetriever.model_construct(
+            vectorstore=stand_in, search_type=search_type, search_kwargs=search_kwargs
+        )
+
+
+def _has_async_search(cls: type[VectorStore]) -> bool:
+    """Return True if a store's class has an async search of its own."""
+    return any(getattr(cls, name) is not getattr(VectorStore, name) for name in _ASYNC_SEARCHES)
+
+
+_ASYNC_SEARCHES = (
+    "asimilarity_search",
+    "asimilarity_search_with_score",
+    "asimilarity_search_with_relevance_scores",
+    "_asimilarity_search_with_relevance_scores",
+    "amax_marginal_relevance_search",
+)
 
 
 def _vector_payload(vector: Sequence[float] | RemoteValue) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from teola_plugin.engines.pgvector import PgVectorEngine
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
     from teola_plugin.engines.tools import ToolEngine, ToolFunction
+    from teola_plugin.engines.vector_store import VectorStoreEngine
     from teola_plugin.engines.vllm import VllmEngine
     from teola_plugin.engines.websearch import WebSearchEngine
 
@@ -29,6 +30,7 @@ _HOMES = {
     "RerankingServer": "teola_plugin.engines.openai",
     "ToolEngine": "teola_plugin.engines.tools",
     "ToolFunction": "teola_plugin.engines.tools",
+    "VectorStoreEngine": "teola_plugin.engines.vector_store",
     "VllmEngine": "teola_plugin.engines.vllm",
     "WebSearchEngine": "teola_plugin.engines.websearch",
     "fake_engines": "teola_plugin.engines.fake",
@@ -45,6 +47,7 @@ __all__ = [
     "RerankingServer",
     "ToolEngine",
     "ToolFunction",
+    "VectorStoreEngine",
     "VllmEngine",
     "WebSearchEngine",
     "fake_engines",

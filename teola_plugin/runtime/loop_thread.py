@@ -394,7 +394,7 @@ class CallHandle:
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the values of all requests. Raises their error, or `TimeoutError`. Not for the pool's own thread."""
-        if threading.get_ident() == self._owner and not self._future.done():
+        if self.would_wait_for_itself:
             raise TeolaError(
                 "a blocking engine call was made on the pool's own thread, where it would wait for itself.",
                 hint="use the async form (ainvoke, aembed_query, ...) inside engine callbacks",
@@ -406,6 +406,11 @@ class CallHandle:
         except BaseException:
             self.cancel()
             raise
+
+    @property
+    def would_wait_for_itself(self) -> bool:
+        """True on the pool's own thread until the results are there: `result()` raises `TeolaError` then."""
+        return threading.get_ident() == self._owner and not self._future.done()
 
     @property
     def done(self) -> bool:

@@ -8,10 +8,11 @@ else in this package may touch such a name; `tests/support/private_names.py` loo
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import RegistrationError
 
@@ -93,3 +94,30 @@ def _is_too_old(installed: str, supported: SpecifierSet) -> bool:
 @cache
 def _log_once(message: str) -> None:
     _log.warning(message)
+
+
+# ------------------------------------------------------------ clients of vector stores
+
+_CLIENT_ATTRIBUTES = {
+    "langchain_chroma.vectorstores.Chroma": "_chroma_collection",
+    "langchain_qdrant.qdrant.QdrantVectorStore": "_client",
+}
+"""By the class of a vector store: its attribute with the client that it searches with."""
+
+
+def store_client(store: Any) -> Any:
+    """Return the client with which a user's vector store searches; None for stores of other classes.
+
+    Private: `_chroma_collection` of `Chroma` in langchain-chroma 1.0 and `_client` of `QdrantVectorStore` in
+    langchain-qdrant 1.0. Subclasses may search otherwise, so they count as other classes. Without the attribute: None,
+    and searches of the store share no calls.
+    """
+    name = _CLIENT_ATTRIBUTES.get(f"{type(store).__module__}.{type(store).__qualname__}")
+    return None if name is None else vars(store).get(name)
+
+
+def with_store_client(store: Any, client: Any) -> Any:
+    """Return a copy of a vector store for which `store_client` returns a client, which searches with this one."""
+    copied = copy.copy(store)
+    vars(copied)[_CLIENT_ATTRIBUTES[f"{type(store).__module__}.{type(store).__qualname__}"]] = client
+    return copied

@@ -42,6 +42,7 @@ EXTENSION_POINTS: Mapping[str, str] = {
     "_aget_relevant_documents": "the same in a loop",
     "_run": "BaseTool: what a tool of one's own does",
     "_arun": "the same in a loop",
+    "_asimilarity_search_with_relevance_scores": "VectorStore: the scored search of a store of one's own, in a loop",
     "_select_relevance_score_fn": "VectorStore: how a store of one's own turns distances into scores",
     "_call_with_config": "Runnable: 'use this method to implement `invoke` in subclasses'",
     "_acall_with_config": "the same in a loop",

@@ -16,7 +16,7 @@ from langchain_core.language_models import BaseChatModel, BaseLanguageModel, Bas
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStoreRetriever
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_embeddings, carries_openai, check_engine, joined, to_list
@@ -40,6 +40,7 @@ from teola_plugin.adapters.langchain.listening import ConfigScopedModel, call_co
 from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch_by_query
 from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langchain.tools import without_tools
+from teola_plugin.adapters.langchain.vectorstore import StoreSearches
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import (
@@ -71,13 +72,16 @@ from teola_plugin.tracer.leaf import Leaf, StoreLeaf
 # ------------------------------------------------------------ workers
 
 
-def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool]]:
+def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool] | None]:
     """Return what does the work of an object on an engine, and a function that tells if it still stands for it.
 
+    None in place of the function for a store, which its engine keeps alive.
     Raises `RegistrationError` for what no engine can do, and for what this one would do differently.
     """
     pool, engine = route
     check_engine(pool, engine)
+    if isinstance(obj, VectorStore):
+        return StoreSearches(obj, route), None
     if is_cross_encoder(obj):
         return cross_encoder_on(obj, engine, pool), _fields_are_kept(obj)
     if is_openai_embeddings(obj) and carries_embeddings(pool.engine(engine)):
@@ -103,7 +107,7 @@ def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], boo
         )
     raise RegistrationError(
         f"a {type(obj).__name__} cannot be bound to an engine.",
-        hint="bind chat models, text models, embeddings or a HuggingFaceCrossEncoder",
+        hint="bind chat models, text models, embeddings, vector stores or a HuggingFaceCrossEncoder",
     )
 
 
@@ -181,12 +185,17 @@ def _first_argument_alone(method: Callable[[Any], Any], target: Any, *args: Any,
 def _unrouted_call(target: Any, method: str, original: Any, rules: RoutingRules) -> RoutedCall | None:
     """Return how an object that no engine stands for makes a call under these rules; None for its own way.
 
-    Models get the keys and markers of the prompt cache. Retrievers and compressors are joined to their query, where it
-    is not the ambient one, as in batches: embeddings below have no callbacks to find it by.
+    Models get the keys and markers of the prompt cache. Retrievers over a store that an engine serves search by it.
+    Other retrievers and compressors are joined to their query, where it is not the ambient one, as in batches:
+    embeddings below have no callbacks to find it by.
     """
     if rules.prompt_cache is not None and isinstance(target, BaseChatModel):
         method_with_cache = rules.prompt_cache.wrap(target, original)
         return None if method_with_cache is None else RoutedCall(method_with_cache, True)
+    if isinstance(target, VectorStoreRetriever) and (searches := _store_searches(target, rules)) is not None:
+        search = searches.wrap_search(method, original)
+        if search is not None:
+            return RoutedCall(search, True)
     if not isinstance(target, BaseRetriever | BaseDocumentCompressor) or current_run.get() is not None:
         return None
     pool = next(iter(rules.pools), None)
@@ -202,6 +211,21 @@ def _unrouted_call(target: Any, method: str, original: Any, rules: RoutingRules)
             return await original(target, *args, **kwargs)
 
     return RoutedCall(acall if method in _ASYNC_METHODS else call, True)
+
+
+def _store_searches(retriever: VectorStoreRetriever, rules: RoutingRules) -> StoreSearches | None:
+    """Return what searches for a retriever over a store that an engine serves; None for any other.
+
+    Also None for retrievers with code of the user's.
+    """
+    route = rules.route(retriever.vectorstore)
+    if route is None or find_override(retriever, VectorStoreRetriever):
+        return None
+    try:
+        return cast(StoreSearches, _workers.worker(retriever.vectorstore, route))
+    except RegistrationError as error:  # a rule by class: the engine serves another store of this class
+        log_fallback(error, retriever.vectorstore, "its engine")
+        return None
 
 
 _ASYNC_METHODS = ("_aget_relevant_documents", "acompress_documents")
@@ -390,7 +414,7 @@ def _retriever_worker(node: VectorStoreRetriever) -> _RoutedRetriever | None:
     None for other stores and kinds of search, and for subclasses with code of the user's.
     """
     store = node.vectorstore
-    if type(store) is not InMemoryVectorStore or node.search_type not in _SEARCHES:
+    if type(store) is not InMemoryVectorStore or node.search_type not in _SEARCHES or route_of(store) is not None:
         return None
     if find_override(node, VectorStoreRetriever):
         return None
@@ -440,6 +464,11 @@ def bound_object(obj: Any, engine: str, pool: EnginePool) -> Any:
     Raises `RegistrationError` for what cannot be served faithfully.
     """
     check_engine(pool, engine)
+    if isinstance(obj, VectorStore):
+        raise RegistrationError(
+            f"a {type(obj).__name__} cannot be served outside of accelerated apps.",
+            hint=f"accelerate(app, pool=pool, bind=[(my_store, {engine!r})])",
+        )
     route = EngineRoute(pool, engine)
     current = class_route(type(obj))
     if current and current != route:

@@ -1,0 +1,443 @@
+"""The engine that searches a vector store of the user's, by the store's own code: Chroma, Qdrant, FAISS, any other.
+
+Searches that wait at the same time share a call where the store's client has a search for several queries. A stand-in
+for the store runs the store's own methods; only the calls that search go through the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+from teola_plugin.engines.base import EngineLoad
+from teola_plugin.engines.request_tasks import Inbox, RequestTasks
+from teola_plugin.errors import EngineError, EngineUnavailable, RegistrationError
+from teola_plugin.graph import Batching, EngineProfile, PrimitiveKind
+from teola_plugin.requests.payloads import Request, Result
+from teola_plugin.shims import store_client, with_store_client
+
+__all__ = ["VectorStoreEngine"]
+MAX_QUERIES = 64
+"""Queries that are searched for in one call, at most."""
+_MAX_WAITING = 1024
+_STOP_SECONDS = 10.0
+_BATCHED_CALLS, _SINGLE_CALLS = 2, 32
+"""Calls at a time by default: of stores that search for several queries in a call, and of others."""
+_SEARCH_METHODS = (
+    "similarity_search",
+    "similarity_search_with_score",
+    "similarity_search_with_relevance_scores",
+    "max_marginal_relevance_search",
+)
+"""LangChain's sync searches. Those of its async ones that a class does not define call these."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """The result of a search, or the exception that the store raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """Return the result, or raise the store's exception."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedSearch:
+    """The search of a client that takes several queries, and the search for one query that it stands for."""
+
+    method: str
+    """Name of the client's search for one query."""
+    shared_arguments: Callable[[Mapping[str, Any]], Any]
+    """Returns the arguments that must be equal in searches of one call; None for a search that has to be alone."""
+    search: Callable[[Any, Sequence[Mapping[str, Any]]], list[Any]]
+    """Searches with the client for several calls' arguments in one call. Returns the result of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSearch:
+    """One search by a store or by its client: the payload of a request to a `VectorStoreEngine`."""
+
+    function: Callable[..., Any]
+    """The method that the original calls."""
+    args: tuple[Any, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    identity: bytes | None = None
+    """All arguments with their types, as bytes; None if they cannot be compared."""
+    group: Hashable | None = None
+    """Searches of one group can go in one call; None for a search that goes alone."""
+    batched: BatchedSearch | None = field(default=None, hash=False)
+    client: Any = field(default=None, hash=False)
+    context: Context = field(default_factory=copy_context, hash=False, compare=False)
+    """The caller's context variables, for the code of the store, of its client and of tracers."""
+
+    def run(self) -> SearchOutcome:
+        """Make the original's call in the caller's context. Blocks."""
+        try:
+            return SearchOutcome(self.context.run(self._call))
+        except Exception as error:
+            return SearchOutcome(error=error)
+
+    def _call(self) -> Any:
+        is_inside_search.set(True)  # in a context of this search's own
+        return self.function(*self.args, **self.arguments)
+
+
+is_inside_search: ContextVar[bool] = ContextVar("teola_is_inside_search", default=False)
+"""True in the code of a store that an engine runs: searches that it makes of its own would wait for its thread."""
+
+Submit = Callable[[StoreSearch], Any]
+"""Sends a search to the engine, waits, and returns the search's result or raises its exception."""
+
+
+class VectorStoreEngine:
+    """A vector store of yours as an engine: `VectorStoreEngine("store", my_store)`, with `bind=[(my_store, "store")]`.
+
+    `my_store` is a LangChain `VectorStore`. Retrievers over it search through the engine, with the store's own code,
+    and find what they find without it. Searches that wait at the same time go in one call (64 at most) for `Chroma` of
+    langchain-chroma and `QdrantVectorStore` of langchain-qdrant; subclasses and other stores get one call for each.
+
+    Args:
+        name: the engine's name in traces. The pool's name for it is the one that `bind=` refers to.
+        store: the store. The engine does not close it.
+        read_only: True declares that nobody writes to the store while the pool is open. Equal searches of several
+            queries that wait at the same time are then made once, and each query gets its own copy of the result.
+        max_calls: the calls that run at a time, on threads of the engine. None: 2 where searches share calls, else 32.
+
+    Raises:
+        RegistrationError: for an object without searches, and for a `max_calls` that is no int of at least 1.
+    """
+
+    kinds: frozenset[PrimitiveKind] = frozenset({PrimitiveKind.SEARCHING})
+
+    def __init__(
+        self, name: str = "store", store: Any = None, *, read_only: bool = False, max_calls: int | None = None
+    ) -> None:
+        if not callable(getattr(store, "similarity_search", None)):
+            raise RegistrationError(
+                f"a {type(store).__name__} is no LangChain vector store: it has no similarity_search.",
+                hint='pass your store: VectorStoreEngine("store", my_store)',
+            )
+        if max_calls is not None and (isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1):
+            raise RegistrationError(
+                f"max_calls={max_calls!r} is not a number of calls.", hint="pass an int of at least 1, or None"
+            )
+        self.name, self.store, self.read_only = name, store, read_only
+        self.max_calls = max_calls or (_SINGLE_CALLS if _batched_search(store) is None else _BATCHED_CALLS)
+        self._profile = EngineProfile(
+            batching=Batching.CONTINUOUS,
+            max_batch=_MAX_WAITING,
+            max_efficient_batch=MAX_QUERIES,
+            max_requests=_MAX_WAITING,
+            dedicated=False,
+        )
+        self._threads: ThreadPoolExecutor | None = None
+        self._tasks = RequestTasks(name)
+        self._waiting: deque[tuple[StoreSearch, asyncio.Future[SearchOutcome]]] = deque()
+        self._running_calls = 0
+
+    @property
+    def profile(self) -> EngineProfile:
+        return self._profile
+
+    # Stand-ins
+
+    def make_stand_in(self, submit: Submit) -> Any:
+        """Return a store that works as the user's does, and whose searches go through `submit`.
+
+        None if the store's attributes cannot be shared: its searches cannot be told from its other work then.
+        """
+        batched = _batched_search(self.store)
+        if batched is not None:
+            client = _ClientStandIn(store_client(self.store), batched, submit, self.read_only)
+            return with_store_client(self.store, client)
+        try:
+            stand_in = object.__new__(_stand_in_class(type(self.store)))  # type: ignore[arg-type]
+            object.__setattr__(stand_in, "__dict__", dict(vars(self.store)))
+        except (AttributeError, TypeError):
+            return None
+        stand_in.teola_searches = self.store, submit, self.read_only
+        return stand_in
+
+    # Life cycle
+
+    async def start(self) -> None:
+        """Start the threads. Idempotent."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.max_calls, thread_name_prefix=f"teola-{self.name}")
+
+    async def stop(self) -> None:
+        """Stop the engine, and wait for running searches for 10 s at most. Idempotent. The store stays open."""
+        threads, self._threads = self._threads, None
+        self._tasks.cancel_all()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+            try:
+                await asyncio.wait_for(asyncio.to_thread(threads.shutdown, True), _STOP_SECONDS)
+            except TimeoutError:
+                pass
+
+    # Requests
+
+    async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
+        """Yield the outcome of each search when its call ends."""
+        async with aclosing(self._tasks.serving(batch, self._outcome)) as results:
+            async for result in results:
+                yield result
+
+    async def _outcome(self, request: Request, inbox: Inbox) -> SearchOutcome:
+        """Return the outcome of a search. Raise `EngineError` for another payload, or if the engine is not started."""
+        if request.kind not in self.kinds or not isinstance(request.payload, StoreSearch):
+            got = f"{request.kind.value} of {type(request.payload).__name__}"
+            raise EngineError(
+                f"{self.name}: it does searches of retrievers over its store, not {got}.",
+                engine=self.name,
+                hint="bind the store: accelerate(app, pool=pool, bind=[(my_store, engine_name)])",
+            )
+        if self._threads is None:
+            raise EngineUnavailable(f"{self.name} is not started.", engine=self.name, hint="start the pool")
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[SearchOutcome] = loop.create_future()
+        self._waiting.append((request.payload, outcome))
+        loop.call_soon(self._start_calls)  # after all other searches that have arrived by now
+        return await outcome
+
+    def _start_calls(self) -> None:
+        """Start calls for the waiting searches, oldest first, until `max_calls` run."""
+        while self._waiting and self._running_calls < self.max_calls and self._threads is not None:
+            oldest = self._waiting[0][0]
+            group: list[tuple[StoreSearch, asyncio.Future[SearchOutcome]]] = []
+            remaining: deque[tuple[StoreSearch, asyncio.Future[SearchOutcome]]] = deque()
+            for search, outcome in self._waiting:
+                if outcome.done():  # cancelled
+                    continue
+                fits = not group or (search.group is not None and search.group == oldest.group)
+                (group if fits and len(group) < MAX_QUERIES else remaining).append((search, outcome))
+                oldest = group[0][0]
+            self._waiting = remaining
+            if not group:
+                return
+            self._running_calls += 1
+            searches = [search for search, _ in group]
+            running = asyncio.get_running_loop().run_in_executor(self._threads, run_searches, searches, self.read_only)
+            running.add_done_callback(partial(self._end_call, [outcome for _, outcome in group]))
+
+    def _end_call(
+        self, waiting: Sequence[asyncio.Future[SearchOutcome]], call: asyncio.Future[list[SearchOutcome]]
+    ) -> None:
+        """Deliver the outcomes of a call, and start others."""
+        self._running_calls -= 1
+        has_outcomes = not call.cancelled() and call.exception() is None
+        for number, future in enumerate(waiting):
+            if future.done():  # cancelled
+                continue
+            if has_outcomes:
+                future.set_result(call.result()[number])
+            else:
+                future.set_exception(EngineError(f"{self.name}: the search was stopped.", engine=self.name))
+        self._start_calls()
+
+    async def cancel(self, request_id: str) -> None:
+        self._tasks.cancel(request_id)
+
+    def size(self, request: Request) -> int:
+        return 1
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(requests=len(self._tasks))
+
+    async def reset(self) -> None:
+        """Do nothing: there are no caches."""
+
+    def versions(self) -> Mapping[str, str]:
+        return {"store": _class_name(type(self.store))}
+
+
+def run_searches(searches: Sequence[StoreSearch], read_only: bool) -> list[SearchOutcome]:
+    """Return the outcomes of searches of one group. Blocks.
+
+    With `read_only`, equal searches are made once, and each gets a copy of the result.
+    """
+    identities = [
+        number if not read_only or search.identity is None else search.identity
+        for number, search in enumerate(searches)
+    ]
+    distinct = {identity: searches[identities.index(identity)] for identity in identities}
+    outcomes = dict(zip(distinct, _run_distinct(list(distinct.values())), strict=True))
+    delivered: list[SearchOutcome] = []
+    for number, identity in enumerate(identities):
+        outcome = outcomes[identity]
+        if identity in identities[:number]:
+            try:
+                outcome = copy.deepcopy(outcome)
+            except Exception:  # a result that cannot be copied is not shared
+                outcome = searches[number].run()
+        delivered.append(outcome)
+    return delivered
+
+
+def _run_distinct(searches: Sequence[StoreSearch]) -> list[SearchOutcome]:
+    """Search in one call where the client can. If that fails, each search is made alone, and gets its own error."""
+    first = searches[0]
+    if len(searches) > 1 and first.batched is not None:
+        try:
+            arguments = [search.arguments for search in searches]
+            results = first.context.run(first.batched.search, first.client, arguments)
+            return [SearchOutcome(result) for result in results]
+        except Exception:
+            pass
+    return [search.run() for search in searches]
+
+
+# ------------------------------------------------------------ stand-ins
+
+
+class _ClientStandIn:
+    """The client of a store, whose search goes through the engine. All else is the client's own."""
+
+    def __init__(self, client: Any, batched: BatchedSearch, submit: Submit, read_only: bool) -> None:
+        self._original_client = client
+
+        def search(*args: Any, **arguments: Any) -> Any:
+            """Search as the client does, in a call that other searches may share."""
+            shared = None if args else batched.shared_arguments(arguments)
+            group = None if shared is None else _to_bytes((id(client), shared))
+            identity = _to_bytes((args, arguments)) if read_only else None
+            function = getattr(client, batched.method)
+            return submit(StoreSearch(function, args, arguments, identity, group, batched, client))
+
+        vars(self)[batched.method] = search
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original_client, name)
+
+
+@lru_cache(maxsize=64)
+def _stand_in_class(cls: Any) -> Any:
+    """Return a subclass of a store's class whose searches are made by the engine, on the user's own store."""
+    return type(cls.__name__, (cls,), {name: _engine_search(name) for name in _SEARCH_METHODS if hasattr(cls, name)})
+
+
+def _engine_search(name: str) -> Callable[..., Any]:
+    """Return a method that calls the user's store in a thread of the engine."""
+
+    def search(self: Any, *args: Any, **arguments: Any) -> Any:
+        """Search as the store does."""
+        store, submit, read_only = self.teola_searches
+        identity = _to_bytes((name, args, arguments)) if read_only else None
+        return submit(StoreSearch(getattr(store, name), args, arguments, identity, identity))
+
+    return search
+
+
+def _to_bytes(values: Any) -> bytes | None:
+    """Return bytes that are equal only for values that are equal with all their types; None if there are none."""
+    try:
+        return pickle.dumps(values)
+    except Exception:  # e.g. a filter that is a function without a name
+        return None
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# ------------------------------------------------------------ searches for several queries in one call
+
+
+def _batched_search(store: Any) -> BatchedSearch | None:
+    """Return the search of a store's client for several queries.
+
+    None for a store or a client of another class, and for a client whose search somebody has replaced.
+    """
+    client = store_client(store)
+    batched = _BATCHED_SEARCHES.get(_class_name(type(client)))
+    return None if batched is None or batched.method in vars(client) else batched
+
+
+def _shared_by_chroma(arguments: Mapping[str, Any]) -> Any:
+    """Return all arguments but the vector; None for a search by text or image, or for several vectors."""
+    shared = {name: value for name, value in arguments.items() if name != "query_embeddings"}
+    has_other_queries = any(shared.get(name) is not None for name in ("query_texts", "query_images", "query_uris"))
+    return None if has_other_queries or _chroma_vector(arguments) is None else shared
+
+
+def _chroma_vector(arguments: Mapping[str, Any]) -> list[Any] | None:
+    """Return the vector of a search by one vector, which comes alone or in a list; None for any other search."""
+    vectors = arguments.get("query_embeddings")
+    if type(vectors) is not list or not vectors:
+        return None
+    if type(vectors[0]) is float:
+        return vectors
+    return vectors[0] if len(vectors) == 1 and type(vectors[0]) is list else None
+
+
+def _search_chroma(collection: Any, searches: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Query a Chroma collection by all vectors at once. Return the result of each query as its own would be."""
+    vectors = [_chroma_vector(arguments) for arguments in searches]
+    result = collection.query(**{**searches[0], "query_embeddings": vectors})
+    return [
+        {
+            name: rows if rows is None or name == "included" else rows[number : number + 1]
+            for name, rows in result.items()
+        }
+        for number in range(len(searches))
+    ]
+
+
+_QDRANT_FIELDS = {
+    "query_filter": "filter",
+    "search_params": "params",
+    "shard_key_selector": "shard_key",
+    "with_vectors": "with_vector",
+}
+"""Fields of Qdrant's `QueryRequest`, by the names of the arguments of `query_points` that they stand for."""
+_QDRANT_SAME = {"limit", "lookup_from", "offset", "prefetch", "query", "score_threshold", "using", "with_payload"}
+_QDRANT_SHARED = ("collection_name", "consistency", "timeout")
+
+
+def _shared_by_qdrant(arguments: Mapping[str, Any]) -> Any:
+    """Return the arguments of a batch of queries; None for arguments that batches do not have."""
+    if not arguments.keys() <= {*_QDRANT_FIELDS, *_QDRANT_SAME, *_QDRANT_SHARED}:
+        return None
+    is_plain_vector = isinstance(arguments.get("query"), list)
+    return {name: arguments.get(name) for name in _QDRANT_SHARED} if is_plain_vector else None
+
+
+def _search_qdrant(client: Any, searches: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Send a batch of queries to Qdrant. Return the response to each."""
+    query_request = sys.modules["qdrant_client.models"].QueryRequest  # loaded with the client
+    defaults = {"limit": 10, "with_payload": True, "with_vectors": False}
+    requests = [
+        query_request(
+            **{
+                _QDRANT_FIELDS.get(name, name): value
+                for name, value in {**defaults, **arguments}.items()
+                if name not in _QDRANT_SHARED
+            }
+        )
+        for arguments in searches
+    ]
+    shared = {name: searches[0].get(name) for name in _QDRANT_SHARED}
+    return list(client.query_batch_points(requests=requests, **shared))
+
+
+_BATCHED_SEARCHES = {
+    "chromadb.api.models.Collection.Collection": BatchedSearch("query", _shared_by_chroma, _search_chroma),
+    "qdrant_client.qdrant_client.QdrantClient": BatchedSearch("query_points", _shared_by_qdrant, _search_qdrant),
+}
+"""By the class of the client: subclasses may search otherwise."""
