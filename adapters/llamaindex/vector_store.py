@@ -1,4 +1,7 @@
-"""`TeolaVectorStore`: a collection of a vector store engine of the pool, as a LlamaIndex vector store."""
+"""LlamaIndex vector stores: `TeolaVectorStore`, and the queries of a user's own store that an engine makes.
+
+A `TeolaVectorStore` is a collection of a vector store engine of the pool.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, MetadataMode, TextNode
@@ -22,14 +26,19 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 from pydantic import ConfigDict
 
+from teola_plugin.adapters.calls import search_on_engine, store_engine
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
+from teola_plugin.adapters.routing import EngineRoute
 from teola_plugin.adapters.snapshots import own_copy
+from teola_plugin.engines.vector_store import StoreSearch
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.json_values import build_metadata_test
 from teola_plugin.requests.payloads import Chunk, Hit, IngestRow, OneOf, SearchVector, Stored
 from teola_plugin.runtime.loop_thread import CallHandle
+from teola_plugin.runtime.query_run import current_run
+from teola_plugin.shims.llamaindex.interceptors import body_of, is_async_method, is_intercepted
 from teola_plugin.shims.llamaindex.models import NODE_CONTENT, NODE_TYPE
 
 Row = TypeVar("Row", bound=Stored)
@@ -197,6 +206,40 @@ def to_result(hits: Iterable[Hit]) -> VectorStoreQueryResult:
     return VectorStoreQueryResult(
         nodes=[to_node(hit) for hit in hits], similarities=[hit.score for hit in hits], ids=[hit.id for hit in hits]
     )
+
+
+class StoreQueries:
+    """The worker of a store of the user's that a `VectorStoreEngine` serves: it makes the store's queries."""
+
+    def __init__(self, store: BasePydanticVectorStore, route: EngineRoute) -> None:
+        """Raise `RegistrationError` if the engine does not serve this very store."""
+        self._route, self._engine = route, store_engine(store, *route)
+
+    def __teola_body__(self, method: str, original: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return the function that makes a query; None for one that the store makes on the caller's loop by itself.
+
+        Such are queries by async code of the store's class. A class without any runs its sync code on the loop, so that
+        no other task writes meanwhile: these queries leave the loop only if nobody writes.
+        """
+        if not is_async_method(method):
+            return partial(self._query, original)
+        has_async_code = is_intercepted(type(self._engine.store), method)
+        return None if has_async_code or not self._engine.read_only else self._aquery
+
+    def _query(self, original: Callable[..., Any], store: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the store's own code on a stand-in whose client shares calls, or on a thread of the engine."""
+
+        def submit(search: StoreSearch) -> Any:
+            return search_on_engine(*self._route, search, current_run.get())
+
+        stand_in = self._engine.make_client_stand_in(submit)
+        if stand_in is not None:
+            return original(stand_in, *args, **kwargs)
+        return submit(self._engine.search_as_a_whole("query", original, *args, **kwargs))
+
+    async def _aquery(self, store: Any, *args: Any, **kwargs: Any) -> Any:
+        """Query as the store's sync code does, on a thread."""
+        return await asyncio.to_thread(self._query, body_of(type(store), "query"), store, *args, **kwargs)
 
 
 T = TypeVar("T")

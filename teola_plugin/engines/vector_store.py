@@ -107,15 +107,17 @@ Submit = Callable[[StoreSearch], Any]
 class VectorStoreEngine:
     """A vector store of yours as an engine: `VectorStoreEngine("store", my_store)`, with `bind=[(my_store, "store")]`.
 
-    `my_store` is a LangChain `VectorStore`. Retrievers over it search through the engine, with the store's own code,
-    and find what they find without it. Searches that wait at the same time go in one call (64 at most) for `Chroma` of
-    langchain-chroma and `QdrantVectorStore` of langchain-qdrant; subclasses and other stores get one call for each.
+    `my_store` is a `VectorStore` of LangChain or a `BasePydanticVectorStore` of LlamaIndex. Retrievers over it search
+    through the engine, with the store's own code, and find what they find without it. Searches that wait at the same
+    time go in one call (64 at most) for Chroma and Qdrant in the classes of both frameworks' packages for them;
+    subclasses and other stores get one call for each.
 
     Args:
         name: the engine's name in traces. The pool's name for it is the one that `bind=` refers to.
         store: the store. The engine does not close it.
         read_only: True declares that nobody writes to the store while the pool is open. Equal searches of several
             queries that wait at the same time are then made once, and each query gets its own copy of the result.
+            Async searches of LlamaIndex stores that have only a sync `query` then leave the caller's loop.
         max_calls: the calls that run at a time, on threads of the engine. None: 2 where searches share calls, else 32.
 
     Raises:
@@ -127,9 +129,9 @@ class VectorStoreEngine:
     def __init__(
         self, name: str = "store", store: Any = None, *, read_only: bool = False, max_calls: int | None = None
     ) -> None:
-        if not callable(getattr(store, "similarity_search", None)):
+        if not hasattr(store, "similarity_search") and not (hasattr(store, "query") and hasattr(store, "aquery")):
             raise RegistrationError(
-                f"a {type(store).__name__} is no LangChain vector store: it has no similarity_search.",
+                f"a {type(store).__name__} is no vector store of LangChain or LlamaIndex.",
                 hint='pass your store: VectorStoreEngine("store", my_store)',
             )
         if max_calls is not None and (isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 1):
@@ -156,15 +158,25 @@ class VectorStoreEngine:
 
     # Stand-ins
 
+    def make_client_stand_in(self, submit: Submit) -> Any:
+        """Return a copy of the store whose client's searches go through `submit`, to be shared with others.
+
+        None for a store whose client is not known to search for several queries in a call.
+        """
+        batched = _batched_search(self.store)
+        if batched is None:
+            return None
+        client = _ClientStandIn(store_client(self.store), batched, submit, self.read_only)
+        return with_store_client(self.store, client)
+
     def make_stand_in(self, submit: Submit) -> Any:
-        """Return a store that works as the user's does, and whose searches go through `submit`.
+        """Return a LangChain store that works as the user's does, and whose searches go through `submit`.
 
         None if the store's attributes cannot be shared: its searches cannot be told from its other work then.
         """
-        batched = _batched_search(self.store)
-        if batched is not None:
-            client = _ClientStandIn(store_client(self.store), batched, submit, self.read_only)
-            return with_store_client(self.store, client)
+        stand_in = self.make_client_stand_in(submit)
+        if stand_in is not None:
+            return stand_in
         try:
             stand_in = object.__new__(_stand_in_class(type(self.store)))  # type: ignore[arg-type]
             object.__setattr__(stand_in, "__dict__", dict(vars(self.store)))
@@ -172,6 +184,11 @@ class VectorStoreEngine:
             return None
         stand_in.teola_searches = self.store, submit, self.read_only
         return stand_in
+
+    def search_as_a_whole(self, method: str, function: Callable[..., Any], *args: Any, **arguments: Any) -> StoreSearch:
+        """Return the search that calls `function` on the store, for `args` and `arguments`. `method`: its name."""
+        identity = _to_bytes((method, args, arguments)) if self.read_only else None
+        return StoreSearch(function, (self.store, *args), arguments, identity, identity)
 
     # Life cycle
 

@@ -101,6 +101,8 @@ def _log_once(message: str) -> None:
 _CLIENT_ATTRIBUTES = {
     "langchain_chroma.vectorstores.Chroma": "_chroma_collection",
     "langchain_qdrant.qdrant.QdrantVectorStore": "_client",
+    "llama_index.vector_stores.chroma.base.ChromaVectorStore": "_collection",
+    "llama_index.vector_stores.qdrant.base.QdrantVectorStore": "_client",
 }
 """By the class of a vector store: its attribute with the client that it searches with."""
 
@@ -108,16 +110,17 @@ _CLIENT_ATTRIBUTES = {
 def store_client(store: Any) -> Any:
     """Return the client with which a user's vector store searches; None for stores of other classes.
 
-    Private: `_chroma_collection` of `Chroma` in langchain-chroma 1.0 and `_client` of `QdrantVectorStore` in
-    langchain-qdrant 1.0. Subclasses may search otherwise, so they count as other classes. Without the attribute: None,
-    and searches of the store share no calls.
+    Private: `_chroma_collection` of `Chroma` in langchain-chroma 1.0, `_client` of `QdrantVectorStore` in
+    langchain-qdrant 1.0, `_collection` of `ChromaVectorStore` in llama-index-vector-stores-chroma 0.5, and `_client` of
+    `QdrantVectorStore` in llama-index-vector-stores-qdrant 0.8. Subclasses may search otherwise, so they count as other
+    classes. Without the attribute: None, and searches of the store share no calls.
     """
     name = _CLIENT_ATTRIBUTES.get(f"{type(store).__module__}.{type(store).__qualname__}")
-    return None if name is None else vars(store).get(name)
+    return None if name is None else getattr(store, name, None)
 
 
 def with_store_client(store: Any, client: Any) -> Any:
     """Return a copy of a vector store for which `store_client` returns a client, which searches with this one."""
     copied = copy.copy(store)
-    vars(copied)[_CLIENT_ATTRIBUTES[f"{type(store).__module__}.{type(store).__qualname__}"]] = client
+    setattr(copied, _CLIENT_ATTRIBUTES[f"{type(store).__module__}.{type(store).__qualname__}"], client)
     return copied

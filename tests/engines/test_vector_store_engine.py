@@ -173,5 +173,5 @@ def test_number_of_calls_must_be_positive(max_calls: Any) -> None:
 
 @pytest.mark.parametrize("store", [None, object(), "store"])
 def test_object_without_searches_is_refused(store: Any) -> None:
-    with pytest.raises(RegistrationError, match="no LangChain vector store"):
+    with pytest.raises(RegistrationError, match="no vector store of LangChain or LlamaIndex"):
         VectorStoreEngine("store", store)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from pydantic import BaseModel
 
 from teola_plugin.adapters.calls import carries_embeddings, carries_openai, check_engine
@@ -36,6 +37,7 @@ from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
+from teola_plugin.adapters.llamaindex.vector_store import StoreQueries
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, current_rules, route_of
@@ -110,9 +112,10 @@ def _call_as(worker: Any, body: Body, _: Any, *args: Any, **kwargs: Any) -> Any:
     return body(worker, *args, **kwargs)
 
 
-def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool]]:
+def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool] | None]:
     """Return who does the work of `obj` on the engine, and a function that tells if that is still so.
 
+    None in place of the function for a vector store, which its engine keeps alive.
     `HuggingFaceEmbedding`, `SentenceTransformerRerank`, `OpenAI` or `OpenAILike` on an `OpenAIServer` engine, and
     `OpenAIEmbedding` on an `EmbeddingServer` keep their own code: results and settings are theirs. The worker of
     another LLM is a `TeolaLLM` with its prompts and sampling parameters (those that it leaves to its provider are the
@@ -121,6 +124,8 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
     Raises `RegistrationError` for an object that cannot be served so.
     """
     check_engine(*route)
+    if isinstance(obj, BasePydanticVectorStore):
+        return StoreQueries(obj, route), None
     if is_embedding(obj):
         return embedding_copy(obj, route), _while_same(obj, _values_of_embedding)
     if is_reranker(obj):
@@ -143,7 +148,7 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
         )
     raise RegistrationError(
         f"a {type(obj).__name__} cannot be bound to an engine.",
-        hint="bind LLMs, embedding models or a SentenceTransformerRerank",
+        hint="bind LLMs, embedding models, vector stores or a SentenceTransformerRerank",
     )
 
 
@@ -194,11 +199,12 @@ class ModelRouter:
         self._workers = WorkerTable(make_worker)
 
     def worker_of(self, target: Any) -> Any:
-        """Return the worker of a model here; None for a model that does its work itself.
+        """Return the worker of a model here; None for a model that does its work itself, and for a vector store.
 
-        That is also one whose fields were set to what the engine cannot do, which is logged once.
+        That is also one whose fields were set to what the engine cannot do, which is logged once. Plans take a store
+        for the user's own, also where an engine makes its searches.
         """
-        route = route_of(target)
+        route = None if isinstance(target, BasePydanticVectorStore) else route_of(target)
         return None if route is None else self._worker_on(route, target)
 
     def body_of(self, target: Any, method: str, original: Body) -> Body:
@@ -256,6 +262,11 @@ def bound(obj: Any, engine: str, pool: EnginePool) -> Any:
 
     See `EnginePool.bound` and `make_worker`. Raise `RegistrationError` for an object that cannot be served so.
     """
+    if isinstance(obj, BasePydanticVectorStore):
+        raise RegistrationError(
+            f"a {type(obj).__name__} cannot be served outside of accelerated apps.",
+            hint=f"accelerate(app, pool=pool, bind=[(my_store, {engine!r})])",
+        )
     route = EngineRoute(pool, engine)
     current: Any = getattr(type(obj), ROUTE, None)
     if current and current != route:

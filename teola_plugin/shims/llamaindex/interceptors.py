@@ -434,8 +434,9 @@ _ROUTED_METHODS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (LLM, _ROUTED_LLM_METHODS),
     (BaseEmbedding, (*EMBEDDING_METHODS, HUGGINGFACE_EMBED)),
     (BaseNodePostprocessor, POSTPROCESS),
+    (BasePydanticVectorStore, SEARCH),
 )
-"""For each class of models, the methods by which a worker may do their work."""
+"""For each class of models and stores, the methods by which a worker may do their work."""
 _ROUTING_WRAPS = {name: _intercept(name, is_claimable=False) for _, names in _ROUTED_METHODS for name in names}
 _DEFAULTS = (
     *("LLM", "BaseLLM", "FunctionCallingLLM", "CustomLLM", "BaseEmbedding"),

@@ -7,9 +7,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,28 +16,19 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+from support.store_clients import IDS, METADATA, QUERIES, TEXTS, ClientLog, run_together, vector_of
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import VectorStoreEngine
-from teola_plugin.engines.fake import embed_words
 from teola_plugin.errors import RegistrationError
-
-WORDS = ("lambda", "class", "import", "with", "raise", "yield", "while", "return")
-TEXTS = [f"All of {one} and of {other}." for one in WORDS for other in WORDS]
-IDS = [str(uuid.UUID(int=number)) for number in range(len(TEXTS))]
-METADATA = [{"word": text.split()[2], "number": number} for number, text in enumerate(TEXTS)]
-QUERIES = [f"what of {word}?" for word in WORDS]
 
 
 class Words(Embeddings):
-    """Vectors of words, and a little noise by text: stores order equal scores as it comes."""
-
     def embed_query(self, text: str) -> list[float]:
-        noise = Random(text)
-        return [one + noise.uniform(-0.02, 0.02) for one in embed_words(text)]
+        return vector_of(text)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [self.embed_query(text) for text in texts]
+        return [vector_of(text) for text in texts]
 
 
 def chroma(name: str = "") -> VectorStore:
@@ -74,36 +63,8 @@ def plain() -> VectorStore:
     return store
 
 
-class ClientLog:
-    """The searches that the lowest client of a store receives. Each waits for `release` first."""
-
-    def __init__(self, store: Any) -> None:
-        self.calls: list[int] = []
-        """Number of queries in each call."""
-        self.release = threading.Event()
-        self.release.set()
-        self._inside = threading.local()
-        if hasattr(store, "_chroma_collection"):
-            server = store._chroma_collection._client
-            server._query = self._logged(server._query, "query_embeddings")
-        else:
-            server = store._client._client
-            server.query_points = self._logged(server.query_points, "")
-            server.query_batch_points = self._logged(server.query_batch_points, "requests")
-
-    def _logged(self, search: Callable[..., Any], queries: str) -> Callable[..., Any]:
-        def logged(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._inside, "call", False):  # Qdrant's local client makes single searches of a batch
-                return search(*args, **kwargs)
-            self._inside.call = True
-            try:
-                self.calls.append(len(kwargs[queries]) if queries else 1)
-                self.release.wait(10)
-                return search(*args, **kwargs)
-            finally:
-                self._inside.call = False
-
-        return logged
+def client_log(store: Any) -> ClientLog:
+    return ClientLog(store._chroma_collection if hasattr(store, "_chroma_collection") else store._client)
 
 
 @pytest.fixture
@@ -159,27 +120,17 @@ def test_filters_are_the_stores_own(pools: list[EnginePool]) -> None:
     assert all(document.metadata["number"] > 40 for documents in expected for document in documents)
 
 
-def run_held(fast: Any, log: ClientLog, queries: list[Any]) -> list[Any]:
-    """Run queries at once, with the store's first call held up until all of them wait."""
-    log.release.clear()
-    with ThreadPoolExecutor(len(queries)) as threads:
-        running = [threads.submit(fast.invoke, query) for query in queries]
-        threading.Event().wait(0.5)
-        log.release.set()
-        return [one.result(30) for one in running]
-
-
 @pytest.mark.parametrize("make", [chroma, qdrant])
 def test_searches_that_wait_at_the_same_time_share_a_call(
     make: Callable[[], VectorStore], pools: list[EnginePool]
 ) -> None:
     store = make()
-    log, app = ClientLog(store), store.as_retriever() | RunnableLambda(described)
-    expected = run_held(app, log, QUERIES)
+    log, app = client_log(store), store.as_retriever() | RunnableLambda(described)
+    expected = run_together(app.invoke, log, QUERIES)
     assert log.calls == [1] * len(QUERIES)
     log.calls.clear()
     fast = serve(store, app, pools, max_calls=1)
-    assert run_held(fast, log, QUERIES) == expected
+    assert run_together(fast.invoke, log, QUERIES) == expected
     assert sum(log.calls) == len(QUERIES)
     assert len(log.calls) < len(QUERIES) / 2
 
@@ -187,8 +138,8 @@ def test_searches_that_wait_at_the_same_time_share_a_call(
 @pytest.mark.parametrize("make", [chroma, qdrant])
 def test_shared_call_gives_each_query_its_own_objects(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
     store = make()
-    log, fast = ClientLog(store), serve(store, store.as_retriever(), pools, max_calls=1)
-    results = run_held(fast, log, ["what of lambda?"] * 4)
+    log, fast = client_log(store), serve(store, store.as_retriever(), pools, max_calls=1)
+    results = run_together(fast.invoke, log, ["what of lambda?"] * 4)
     assert len(log.calls) < 4
     assert sum(log.calls) == 4
     results[0][0].metadata["changed"] = True
@@ -197,11 +148,11 @@ def test_shared_call_gives_each_query_its_own_objects(make: Callable[[], VectorS
 
 def test_equal_searches_of_a_read_only_store_are_made_once(pools: list[EnginePool]) -> None:
     store = chroma()
-    log, retriever = ClientLog(store), store.as_retriever()
+    log, retriever = client_log(store), store.as_retriever()
     expected = retriever.invoke("what of lambda?")
     log.calls.clear()
     fast = serve(store, retriever, pools, max_calls=1, read_only=True)
-    results = run_held(fast, log, ["what of lambda?"] * 4)
+    results = run_together(fast.invoke, log, ["what of lambda?"] * 4)
     assert results == [expected] * 4
     assert sum(log.calls) < 4
     results[0][0].metadata["changed"] = True
@@ -210,19 +161,14 @@ def test_equal_searches_of_a_read_only_store_are_made_once(pools: list[EnginePoo
 
 def test_searches_with_other_arguments_are_not_merged(pools: list[EnginePool]) -> None:
     store = chroma()
-    log = ClientLog(store)
+    log = client_log(store)
     one, other = store.as_retriever(search_kwargs={"k": 1}), store.as_retriever(search_kwargs={"k": True})
     app = RunnableLambda(lambda query: described((one if query[0] else other).invoke(query[1])))
     queries = [(number % 2, "what of lambda?") for number in range(4)]
     expected = [app.invoke(query) for query in queries[:1]]
     log.calls.clear()
     fast = serve(store, app, pools, max_calls=1)
-    log.release.clear()
-    with ThreadPoolExecutor(4) as threads:
-        running = [threads.submit(fast.invoke, query) for query in queries]
-        threading.Event().wait(0.5)
-        log.release.set()
-        outcomes = [task.exception() or task.result() for task in running]
+    outcomes = run_together(fast.invoke, log, queries)
     assert outcomes[1] == expected[0]
     assert max(log.calls) <= 2
 
@@ -251,7 +197,7 @@ def test_number_of_searches_is_that_of_the_original_with_a_write_in_between(
     make: Callable[[], VectorStore], pools: list[EnginePool]
 ) -> None:
     store = make()
-    log, retriever = ClientLog(store), store.as_retriever(search_kwargs={"k": 1})
+    log, retriever = client_log(store), store.as_retriever(search_kwargs={"k": 1})
 
     def answer(query: str) -> list[str]:
         before = retriever.invoke(query)
@@ -282,18 +228,14 @@ def test_errors_are_those_of_the_store(make: Callable[[], VectorStore], pools: l
 
 def test_failing_search_leaves_those_beside_it_alone(pools: list[EnginePool]) -> None:
     store = qdrant()
-    log = ClientLog(store)
+    log = client_log(store)
     good, bad = store.as_retriever(), store.as_retriever(search_kwargs={"filter": "no filter"})
     app = RunnableLambda(lambda query: described((bad if query == QUERIES[0] else good).invoke(query)))
     expected = [described(good.invoke(query)) for query in QUERIES[1:]]
     fast = serve(store, app, pools, max_calls=1)
-    log.release.clear()
-    with ThreadPoolExecutor(len(QUERIES)) as threads:
-        running = [threads.submit(fast.invoke, query) for query in QUERIES]
-        threading.Event().wait(0.5)
-        log.release.set()
-    assert running[0].exception() is not None
-    assert [one.result() for one in running[1:]] == expected
+    outcomes = run_together(fast.invoke, log, QUERIES)
+    assert isinstance(outcomes[0], Exception)
+    assert outcomes[1:] == expected
 
 
 class Shouting(VectorStoreRetriever):
@@ -353,7 +295,7 @@ def test_closed_pool_leaves_searching_to_the_store(pools: list[EnginePool]) -> N
 
 def test_prefetched_searches_are_made_once(pools: list[EnginePool]) -> None:
     store = chroma()
-    log = ClientLog(store)
+    log = client_log(store)
     one, other = store.as_retriever(search_kwargs={"k": 1}), store.as_retriever(search_kwargs={"k": 2})
 
     def answer(query: str) -> list[tuple[Any, ...]]:
@@ -380,7 +322,7 @@ def test_search_whose_query_is_ready_does_not_overtake_a_write(
     make: Callable[[], VectorStore], pools: list[EnginePool]
 ) -> None:
     store = make()
-    log, retriever = ClientLog(store), store.as_retriever(search_kwargs={"k": 1})
+    log, retriever = client_log(store), store.as_retriever(search_kwargs={"k": 1})
 
     def write(values: dict[str, str]) -> list[str]:
         threading.Event().wait(0.05)

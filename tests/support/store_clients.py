@@ -1,0 +1,66 @@
+"""What the clients of embedded vector stores receive, and queries that wait for each other there."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+from teola_plugin.engines.fake import embed_words
+
+WORDS = ("lambda", "class", "import", "with", "raise", "yield", "while", "return")
+TEXTS = [f"All of {one} and of {other}." for one in WORDS for other in WORDS]
+IDS = [str(uuid.UUID(int=number)) for number in range(len(TEXTS))]
+METADATA = [{"word": text.split()[2], "number": number} for number, text in enumerate(TEXTS)]
+QUERIES = [f"what of {word}?" for word in WORDS]
+
+
+def vector_of(text: str) -> list[float]:
+    """Return the vector of a text's words, with a little noise by text: stores order equal scores as it comes."""
+    noise = Random(text)
+    return [one + noise.uniform(-0.02, 0.02) for one in embed_words(text)]
+
+
+class ClientLog:
+    """The searches that the lowest client of a store receives. Each waits for `release` first."""
+
+    def __init__(self, client: Any) -> None:
+        """`client`: a collection of Chroma, or a client of Qdrant."""
+        self.calls: list[int] = []
+        """Number of queries in each call."""
+        self.release = threading.Event()
+        self.release.set()
+        self._inside = threading.local()
+        server = client._client
+        if hasattr(server, "_query"):
+            server._query = self._logged(server._query, "query_embeddings")
+        else:
+            server.query_points = self._logged(server.query_points, "")
+            server.query_batch_points = self._logged(server.query_batch_points, "requests")
+
+    def _logged(self, search: Callable[..., Any], queries: str) -> Callable[..., Any]:
+        def logged(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._inside, "call", False):  # Qdrant's local client makes single searches of a batch
+                return search(*args, **kwargs)
+            self._inside.call = True
+            try:
+                self.calls.append(len(kwargs[queries]) if queries else 1)
+                self.release.wait(10)
+                return search(*args, **kwargs)
+            finally:
+                self._inside.call = False
+
+        return logged
+
+
+def run_together(call: Callable[[Any], Any], log: ClientLog, queries: list[Any]) -> list[Any]:
+    """Run queries on threads, with the store's first call held up until all of them wait. Return their results."""
+    log.release.clear()
+    with ThreadPoolExecutor(len(queries)) as threads:
+        running = [threads.submit(call, query) for query in queries]
+        threading.Event().wait(0.5)
+        log.release.set()
+        return [one.exception(30) or one.result() for one in running]
