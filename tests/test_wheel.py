@@ -262,6 +262,19 @@ def test_an_import_that_fails_in_code_of_the_user_is_told_as_it_is(wheel: Path, 
     assert code == 2 and "importing app raised ModuleNotFoundError: No module named 'nothing_like_it'" in errors
 
 
+@pytest.mark.parametrize("extra", ["langchain", "llamaindex"])
+def test_no_command_prints_a_traceback_where_one_framework_is_installed(
+    wheel: Path, tmp_path: Path, extra: str
+) -> None:
+    python = environment(tmp_path / extra, wheel, extra)
+    (tmp_path / "pool.yaml").write_text("engines:\n  llm: {kind: vllm, model: bundled}\n")
+    (tmp_path / "questions.jsonl").write_text('"Why?"\n')
+    (tmp_path / "app.py").write_text("chain = make = 3\n")
+    for command in set(COMMANDS) - {"key"}:  # it needs no more
+        _, _, errors = failing([str(python.parent / "teola"), command, *COMMANDS[command][0].split()], tmp_path)
+        assert re.fullmatch(r"teola: .* Next: .*\n", errors), errors
+
+
 EVERY_PUBLIC_NAME = """
 import importlib, json, sys
 from teola_plugin import MissingPackage
