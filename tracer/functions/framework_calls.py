@@ -27,7 +27,9 @@ from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
 from pydantic import SecretStr
 
-from teola_plugin.shims.langchain import handlers_in, streams
+from teola_plugin.graph import UnfitValue
+from teola_plugin.shims.langchain import handlers_in, splitter_sizes, streams
+from teola_plugin.tracer.draft import mark_fallible
 from teola_plugin.tracer.functions.bodies import map_items
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import (
@@ -55,7 +57,8 @@ from teola_plugin.tracer.functions.symbols import (
 )
 from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
 from teola_plugin.tracer.leaf import EmbeddingLeaf
-from teola_plugin.tracer.symbols import Prompted
+from teola_plugin.tracer.purity.purity import is_plain
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted
 
 INHERITED_CALLBACKS = object()
 """Stands for the callbacks in the config that a function is called with, which its calls inherit in any case."""
@@ -135,6 +138,8 @@ def call_framework_method(interpreter: FunctionInterpreter, func: Any, arguments
         return _call_tool(interpreter, owner, name, arguments)
     if is_runnable(owner) and name in RUN_METHODS:
         return _call_runnable(interpreter, owner, name, arguments)
+    if name in _SPLIT_METHODS and _is_splitter(owner):
+        return _split(interpreter, owner, name, arguments)
     kind, rule = _METHOD_RULES.get(name.removeprefix("a"), (None, None))
     if kind is None or rule is None or not is_framework_code(func.__func__) or not arguments.complete:
         return None
@@ -271,6 +276,51 @@ _METHOD_RULES: Mapping[str, tuple[type, _MethodRule]] = {
     "format_prompt": (BasePromptTemplate, _format_prompt),
 }
 
+# ------------------------------------------------------------ text splitters
+
+_SPLITTER = "langchain_text_splitters.character.RecursiveCharacterTextSplitter"
+"""The class of splitters that only compute. Others may load a tokenizer, or log that a chunk is too long."""
+_SPLIT_METHODS = word_set("split_text split_documents create_documents")
+_MAX_SPLIT_LENGTH = 200_000
+"""Characters of the texts that are split before the original does so: it takes some ten milliseconds."""
+
+
+def _is_splitter_class(kind: Any) -> bool:
+    return is_instance(kind, type) and f"{kind.__module__}.{kind.__qualname__}" == _SPLITTER
+
+
+def _is_splitter(value: Any) -> bool:
+    """Return True for a splitter that measures texts by `len`, and whose methods are those of its class."""
+    if not _is_splitter_class(type(value)) or not _SPLIT_METHODS.isdisjoint(vars(value)):
+        return False
+    sizes = splitter_sizes(value)
+    return sizes is not None and sizes.length is len
+
+
+def _split(interpreter: FunctionInterpreter, splitter: Any, method: str, arguments: Arguments) -> Symbol:
+    """Interpret a call of a text splitter as a list of chunks that is computed at run time, as the original does."""
+    argument = arguments.get({"split_text": "text", "split_documents": "documents"}.get(method, "texts"))
+    if argument is None or len(arguments.all_items()) != 1 or not arguments.complete:
+        return UNKNOWN_VALUE
+    try:
+        ref = interpreter.to_ref(argument)
+    except NotUnderstood:
+        return UNKNOWN_VALUE
+
+    def chunks(value: Any) -> Any:
+        """Return the chunks of texts and documents of the framework. Raise `UnfitValue` for other or long ones."""
+        documents = value if type(value) is list else [value]
+        texts = [one.page_content if type(one) is Document else one for one in documents]
+        are_plain = all(type(one) is str or is_plain(one.metadata) for one in documents)
+        if not are_plain or not all(type(text) is str for text in texts) or sum(map(len, texts)) > _MAX_SPLIT_LENGTH:
+            raise UnfitValue("only texts and documents of limited length are split before their place")
+        return getattr(splitter, method)(value)
+
+    name = interpreter.draft.name(f"{interpreter.name}.chunks")
+    interpreter.shared.helpers.add(name)
+    return interpreter.draft.call(name, mark_fallible(chunks), (), value=ref)
+
+
 # ------------------------------------------------------------ objects that the framework makes
 
 _BUILDER_METHODS = word_set(
@@ -373,6 +423,8 @@ def _is_builder(func: Any) -> bool:
         method: Any = func.__func__
         return type(method) is FunctionType and method.__name__ in _BUILDER_METHODS and is_framework_code(method)
     if any(func is pure for pure in _PURE_FUNCTIONS):
+        return True
+    if _is_splitter_class(func):
         return True
     is_runnable_class = is_instance(func, type) and is_subclass(func, Runnable)
     return is_runnable_class and is_framework_code(func) and is_framework_code(func.__init__)

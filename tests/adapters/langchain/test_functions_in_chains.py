@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from differential.recording import observe
 from langchain.chat_models import init_chat_model
+from langchain_core.documents import Document
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough, chain
 from langchain_openai import ChatOpenAI
+from langchain_text_splitters import RecursiveCharacterTextSplitter
 from pydantic import BaseModel
 from support.hosted_model import LATENCY_S, HostedModel
 from support.openai_stub import MODEL, Stub, openai_stub
@@ -491,3 +493,91 @@ def test_model_that_depends_on_the_config_of_a_call_is_called_in_its_place(stub:
     result = requests_of(stub, accelerate(app), way)
 
     assert result == expected
+
+
+# ------------------------------------------------------------ text splitters
+
+
+def chunks_of_a_text(model: Any) -> Runnable[Any, Any]:
+    splitter = RecursiveCharacterTextSplitter(chunk_size=12, chunk_overlap=0)
+
+    def summarize(inputs: dict[str, Any]) -> list[Any]:
+        chunks = splitter.split_text(f"{inputs['topic']} and wheat and barley and rye")
+        summaries = []
+        for number, chunk in enumerate(chunks):
+            print("chunk", number + 1, "of", len(chunks))
+            summaries.append(model.invoke(f"sum {chunk}").content)
+        return summaries
+
+    return RunnableLambda(summarize)
+
+
+def chunks_of_documents(model: Any) -> Runnable[Any, Any]:
+    def summarize(inputs: dict[str, Any]) -> list[Any]:
+        splitter = RecursiveCharacterTextSplitter(chunk_size=12, chunk_overlap=0)
+        document = Document(page_content=f"{inputs['topic']} and wheat and rye", metadata={"topic": inputs["topic"]})
+        documents = [document, Document(page_content="barley, and so on, and so on")]
+        return [model.invoke(f"sum {one.page_content}").content for one in splitter.split_documents(documents)]
+
+    return RunnableLambda(summarize)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "events"])
+@pytest.mark.parametrize("build", [chunks_of_a_text, chunks_of_documents])
+def test_calls_for_chunks_of_a_splitter_are_the_originals_and_overlap(build: Build, way: str) -> None:
+    plain, fast = HostedModel(latency_s=0.01), HostedModel(latency_s=3 * LATENCY_S)
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert plain.most_at_once == 1 < fast.most_at_once
+
+
+def splitter_that_measures_by_code(model: Any) -> Runnable[Any, Any]:
+    def length(text: str) -> int:
+        return len(text)
+
+    splitter = RecursiveCharacterTextSplitter(chunk_size=12, chunk_overlap=0, length_function=length)
+
+    def summarize(inputs: dict[str, Any]) -> list[Any]:
+        return [model.invoke(f"sum {one}").content for one in splitter.split_text(f"{inputs['topic']} and wheat")]
+
+    return RunnableLambda(summarize)
+
+
+def splitter_of_another_class(model: Any) -> Runnable[Any, Any]:
+    class Splitter(RecursiveCharacterTextSplitter):
+        def split_text(self, text: str) -> list[str]:
+            return super().split_text(text.upper())
+
+    splitter = Splitter(chunk_size=12, chunk_overlap=0)
+
+    def summarize(inputs: dict[str, Any]) -> list[Any]:
+        return [model.invoke(f"sum {one}").content for one in splitter.split_text(f"{inputs['topic']} and wheat")]
+
+    return RunnableLambda(summarize)
+
+
+def long_text(model: Any) -> Runnable[Any, Any]:
+    splitter = RecursiveCharacterTextSplitter(chunk_size=150_000, chunk_overlap=0)
+
+    def summarize(inputs: dict[str, Any]) -> list[Any]:
+        chunks = splitter.split_text(f"{inputs['topic']} " * 50_000)
+        return [model.invoke(f"sum {one[:4]} {len(one)}").content for one in chunks]
+
+    return RunnableLambda(summarize)
+
+
+@pytest.mark.parametrize("build", [splitter_that_measures_by_code, splitter_of_another_class, long_text])
+def test_chunks_that_are_not_known_before_are_asked_about_in_their_place(build: Build) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), "invoke")
+
+    result = outcome_of(accelerate(build(fast)), "invoke")
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert len(plain.prompts) > 1
+    assert fast.most_at_once == 1
