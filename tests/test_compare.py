@@ -238,7 +238,7 @@ def test_many_runs_are_not_made_unless_the_user_agrees(
     monkeypatch.setattr(sys, "stdin", Terminal(reply))
     assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
     printed = capsys.readouterr()
-    assert "the app runs 93 times (2 inputs, 6 repeats of each way" in printed.err
+    assert "the app runs 95 times (2 inputs, 6 repeats of each way" in printed.err
     assert "nothing was run" in printed.err
     assert "equal" not in printed.out
 
@@ -250,6 +250,22 @@ def test_many_runs_are_made_if_the_user_agrees(
     monkeypatch.setattr(sys, "stdin", Terminal(reply))
     assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl", *arguments]) == 0
     assert "equal: every accelerated answer" in capsys.readouterr().out
+
+
+def test_as_many_runs_are_made_as_were_announced(
+    app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, variants = CompareSession.run, list[str]()
+
+    def counted(session: CompareSession, variant: str, *arguments: Any) -> TimedRun:
+        variants.append(variant)
+        return run(session, variant, *arguments)
+
+    monkeypatch.setattr(CompareSession, "run", counted)
+
+    assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl", "--repeats", "1"]) == 0
+
+    assert f"the app runs {len(variants)} times" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------ bad input

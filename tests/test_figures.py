@@ -42,7 +42,6 @@ GIVEN = {
         **dict.fromkeys(("0.35", "28.5"), "the profile rtx3090"),
         "0.1": "benchmarks/public_apps/server.py: PROMPT_TOKEN_S, in ms",
     },
-    "docs/cluster.md": {"1.5": "cluster/host/clients.py: GAP"},
     "docs/placement.md": {"1.5": "scheduling/placement/rebalance.py: HOT_RATIO"},
     "docs/compatibility-langchain.md": {"1.0": "the ordinary weight"},
 }

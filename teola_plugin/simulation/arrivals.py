@@ -112,7 +112,7 @@ def _drawing(name: str, items: Sequence[Any], popularity: float | None, seed: in
 
 TEXT = "{text}"
 _FIELDS = ("at", "app", "input", "input_tokens", "output_tokens")
-_HINT = "docs/simulation.md says what a line holds"
+_HINT = "docs/reference-simulation.md says what a line holds"
 
 
 def read_trace(

@@ -112,7 +112,7 @@ def test_pool_file_names_graphs_beside_engines_and_apps(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_documentation_keep_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "server.md").read_text()
+    text = (ROOT / "docs" / "serve-apps.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```yaml\n(.*?)^```$", text) if block.startswith("langgraph:")]
     write_project(tmp_path, {"agent": f"{AGENT}:reviewed"})
     monkeypatch.chdir(tmp_path)
@@ -169,7 +169,7 @@ def test_command_serves_a_file(tmp_path: Path) -> None:
 
 
 def test_file_of_the_documentation_is_read(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "server.md").read_text()
+    text = (ROOT / "docs" / "serve-apps.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```json\n(.*?)^```$", text) if '"graphs"' in block]
     write_project(tmp_path, {})
     (tmp_path / "langgraph.json").write_text(snippet)

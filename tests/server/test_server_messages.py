@@ -680,7 +680,7 @@ def test_pages_of_other_sites_are_refused_in_this_form(server: Served) -> None:
 
 
 def test_snippet_of_the_documentation_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "server-clients.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```text\n(.*?)^```$", text) if "import anthropic" in block]
 
     exec(snippet.replace("http://127.0.0.1:8000", server.url), {})

@@ -152,7 +152,7 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
     with CompareSession(target.plain, fast, pool, entries) as session:
         variants = [name for name in session.variants if name not in STREAMS or not options.no_stream]
-        count = (len(inputs) * repeats + 1) * len(variants) + len(inputs)
+        count = (len(inputs) * repeats + 1) * len(variants) + 2 * len(inputs)
         _announce_runs(count, len(inputs), repeats, is_confirmed=options.yes)
         runs = _run_all(session, inputs, repeats, variants, count)
         has_prices = options.price_in is not None

@@ -249,12 +249,14 @@ def warm_up(
         for pair in ((SYNC, FAST_SYNC), (ASYNC, FAST_ASYNC)):
             if pair[0] not in variants:
                 continue
-            original_run, _ = [session.run(variant, index, entry.value) for variant in pair]
-            on_progress()
-            if not original_run.error:
+            pair_runs = []
+            for variant in pair:
+                pair_runs.append(session.run(variant, index, entry.value))
+                on_progress()
+            if not pair_runs[0].error:
                 first_valid = index if first_valid is None else first_valid
                 break
-            errors.append(original_run.error)
+            errors.append(pair_runs[0].error)
     if first_valid is None:
         raise RegistrationError(
             f"the original raised on every input; on line {inputs[0].line}: {errors[0]}.",
