@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from teola_plugin.cli.main import BAD_INPUT, FAILED, INTERRUPTED, NO_READER
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -66,6 +68,8 @@ def test_command_page_shows_every_command() -> None:
 
     for command in ("demo", "compare", "simulate", "doctor", "up", "status", "serve"):
         assert f"## teola {command}" in page
+    for status in (FAILED, BAD_INPUT, f"{INTERRUPTED}, {NO_READER}"):
+        assert f"| {status} |" in page
 
 
 def test_environment_page_shows_what_the_package_reads() -> None:

@@ -125,11 +125,21 @@ def site_links(markdown: str, page: str, pages: set[str], source_url: str = "") 
 # ------------------------------------------------------------ commands, environment variables, errors
 
 
+_EXIT_STATUSES = """| exit status | meaning |
+|---|---|
+| 0 | done; all is well |
+| 1 | the command failed, or a check did (`doctor`, `status`, `compare` with answers that differ) |
+| 2 | it cannot be done as asked: unknown command or option, missing file, wrong setting |
+| 130, 141 | Ctrl-C; nobody reads the output any more |
+
+Errors go to stderr, in one line each."""
+
+
 def command_page() -> str:
-    """Return the page of all commands of `teola`, with what `--help` prints."""
+    """Return the page of all commands of `teola`, with their exit statuses and the output of `--help`."""
     from teola_plugin.cli.main import parser
 
-    sections = ["# Command line", ""]
+    sections = ["# Command line", "", _EXIT_STATUSES, ""]
     for name, command in commands(parser()):
         sections += [f"## {name}", "", "```text", command.format_help().rstrip(), "```", ""]
     return "\n".join(sections)
