@@ -285,7 +285,7 @@ def test_compare_takes_a_graph_of_a_file(tmp_path: Path, capsys: pytest.CaptureF
         ('{"graphs": {"a": 7}}', "graph 'a' has no source"),
         ('{"graphs": {"a": "agent.py"}}', "graph 'a' has no source"),
         ('{"graphs": {"a": "./agent.ts:graph"}}', "graph 'a' is no Python"),
-        ('{"graphs": {"a": "./agent.py:graph"}, "env": 7}', "env is no object"),
+        ('{"graphs": {"a": "./agent.py:graph"}, "env": 7}', "env is neither an object of texts nor a file"),
         ('{"graphs": {"a": "./agent.py:graph"}, "env": "./.env"}', "No such file"),
         ('{"graphs": {"a": "./agent.py:graph"}, "dependencies": "."}', "dependencies is no list"),
         ('{"graphs": {"a": "./agent.py:graph"}, "dependencies": ["./nowhere"]}', "there is no folder"),
