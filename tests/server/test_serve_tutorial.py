@@ -1,4 +1,4 @@
-"""The tutorial docs/serve-many-apps.md from an empty folder: its files, its keys, its server and its requests."""
+"""The tutorial docs/serve-many-apps.md from an empty folder, and the settings in YAML that documents show."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.documents import ROOT, code
+from support.documents import DOCUMENTS, ROOT, code
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.cli.main import main
 from teola_plugin.engines import fake_engines
 from teola_plugin.engines.profiles import rtx3090
+from teola_plugin.server.settings import ServiceConfig
 
 TUTORIAL = ROOT / "docs" / "serve-many-apps.md"
 ADDRESS = "http://127.0.0.1:8000"
@@ -134,3 +135,17 @@ def test_parts_of_the_review_run_at_the_same_time() -> None:
     assert len(decodings) == 3
     assert decodings[1].begin < decodings[0].done
     assert decodings[2].begin >= decodings[1].done
+
+
+def yaml_blocks(document: Path) -> list[str]:
+    return re.findall(r"(?ms)^```yaml\n(.*?)^```$", document.read_text())
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if yaml_blocks(path)], ids=lambda path: path.name)
+def test_settings_that_documents_show_are_accepted(document: Path) -> None:
+    for text in yaml_blocks(document):
+        for number in range(text.count("sha256:...")):
+            text = text.replace("sha256:...", f"sha256:{number:064x}", 1)
+        if not re.search(r"(?m)^(engines|apps|langgraph):", text):
+            text = f"engines: {{llm: {{kind: fake}}}}\n{text}"
+        ServiceConfig.parse(text, document.name)
