@@ -206,7 +206,7 @@ class GraphFacts:
                     None if site is None else site.counts,
                 )
         left = self.code_sites.left.items()
-        names = f"{node.name}:", f"{node.name}."
+        names = f"{node.name}:", f"{node.name}.", f"graph.{node.name}."
         node_rows = {path: one for path, one in left if path.startswith(names)}
         yield from left_rows({**node_rows, **created_models(draft.created_models)}, draft.sources)
 

@@ -83,6 +83,20 @@ FindMethod = Callable[[Symbol, str], MethodRule | None]
 """(owner, name of a method, or `__call__`) -> the framework's rule for it, if there is one."""
 
 
+def find_leaves_called(find_leaves: FindLeaves | None, is_async: bool) -> FindLeaves | None:
+    """Return what finds leaves in code that a coroutine method calls, or a sync one; `find_leaves` may be told neither.
+
+    That is the code of a graph which a function calls: its nodes run as the graph was called.
+    """
+    if find_leaves is None:
+        return None
+
+    def find(runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], form: bool | None) -> FindLeaf:
+        return find_leaves(runnable, location, kwargs, is_async if form is None else form)
+
+    return find
+
+
 class OutOfFuel(Exception):
     """Signals that as many expressions were evaluated as one function may have."""
 

@@ -32,6 +32,7 @@ from teola_plugin.tracer.functions import (
     materialize,
     summarize_function,
 )
+from teola_plugin.tracer.functions.interpreter import find_leaves_called
 from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import read_key
@@ -41,6 +42,7 @@ from teola_plugin.tracer.functions.symbols import known_value, to_symbol
 from teola_plugin.tracer.langchain.trace import trace_into
 from teola_plugin.tracer.langgraph.settings import CALLED_TASK, NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_rule
 from teola_plugin.tracer.langgraph.shape import (
+    MESSAGES,
     ROOT,
     Branch,
     GraphShape,
@@ -50,7 +52,7 @@ from teola_plugin.tracer.langgraph.shape import (
     may_interrupt,
     shape_of,
 )
-from teola_plugin.tracer.langgraph.updates import updated_value
+from teola_plugin.tracer.langgraph.updates import are_requests, updated_value
 from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value
@@ -153,7 +155,7 @@ def lower_node(
         ) is not None:
             return lowered
         location, first_new = f"graph.{name}", len(draft.components)
-        find_leaf = None if find_leaves is None else find_leaves(bound, name, {}, None)
+        find_leaf = None if find_leaves is None else find_leaves(bound, location, {}, None)
         value, span = trace_into(
             draft, bound, _to_value(draft, argument, name), name, location, {}, find_leaf=find_leaf
         )
@@ -171,7 +173,8 @@ def lower_node(
         interpreter: FunctionInterpreter, graph: Runnable[Any, Any], graph_input: Symbol, is_async: bool
     ) -> Symbol | None:
         """Add what a graph that the node's function calls is certain to ask for. Return its result; None if unknown."""
-        lowered = _lower_graph(interpreter.draft, graph, graph_input, interpreter.name, find_leaves, is_async, depth)
+        find = find_leaves_called(find_leaves, is_async)
+        lowered = _lower_graph(interpreter.draft, graph, graph_input, interpreter.name, find, is_async, depth)
         if lowered is None:
             return None
         called_graphs.append(lowered)
@@ -235,18 +238,9 @@ def _lower_graph(
         is_given = channel in shape.inputs and (channel in graph_input.items or graph_input.base is not None)
         update = read_key(graph_input, KnownValue(channel)) if is_given else None
         values[channel] = initial if update is None else updated_value(rule, initial, update)
-    tracer = _LookaheadTracer(
-        shape,
-        back_edges(shape),
-        accompanied_nodes(shape),
-        None,
-        find_leaves,
-        is_async,
-        draft.names,
-        name,
-        depth + 1,
-        has_settings,
-    )
+    options: Any = {"prefix": name, "depth": depth + 1, "has_settings": has_settings}
+    edges = back_edges(shape), accompanied_nodes(shape)
+    tracer = _LookaheadTracer(shape, *edges, None, find_leaves, is_async, draft.names, **options)
     draft.nodes.append(TraceNode(f"graph.{name}", type(graph).__name__, "lowered", reason=CALLED_GRAPH))
     end = tracer.trace_inside(draft, _SymbolicState(values))
     updates = None if end is None else {name: end.values.get(name, UNKNOWN_VALUE) for name in shape.outputs}
@@ -383,7 +377,10 @@ class _LookaheadTracer:
         if node.bound is None:
             lowered, next_state = EMPTY_NODE, state
         else:
-            lowered = self._lower(draft, node.bound, argument, node.name)
+            bound, messages = node.bound, state.values.get(MESSAGES, UNKNOWN_VALUE)
+            if self.depth and node.model_chain is not None and are_requests(messages):
+                bound, argument = node.model_chain, Fields({MESSAGES: messages})
+            lowered = self._lower(draft, bound, argument, node.name)
             next_state = self._state_after(state, lowered, runs_alone=not pushed)
             if state.is_late:
                 _mark_slow(draft)

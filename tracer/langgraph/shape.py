@@ -11,6 +11,9 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
+from langchain_core.language_models import BaseChatModel
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable
 from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.constants import END, START
 from langgraph.graph.message import add_messages
@@ -18,6 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
+from teola_plugin.shims.langchain_agents import AgentModel, agent_model
 from teola_plugin.tracer.functions.lookup import FreeNames, is_framework_code
 
 UpdateRule = Literal["replace", "append", "messages", "unknown"]
@@ -25,6 +29,8 @@ UpdateRule = Literal["replace", "append", "messages", "unknown"]
 same with messages, or does anything else."""
 MAX_STEPS = 500
 """Sets of nodes that may run side by side, of one graph, that are looked at."""
+MESSAGES = "messages"
+"""The channel with the messages of an agent."""
 ROOT = "__root__"
 """The one channel of a state that has no keys."""
 
@@ -65,6 +71,8 @@ class NodeShape:
     """True if it may not run in its turn: its result is in a cache, or a person is asked before."""
     pauses: bool
     """True if the graph is interrupted after it."""
+    model_chain: Runnable[Any, Any] | None = None
+    """What the model node of an agent calls with its messages; None for other nodes, and where middleware decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ def shape_of(graph: Any) -> GraphShape | None:
     """Return the shape of a graph; None for one of bare channels, which has no edges."""
     if not isinstance(graph, CompiledStateGraph):
         return _shape_of_function(graph)
-    builder, nodes = graph.builder, {}
+    builder, nodes, agent = graph.builder, {}, agent_model(graph)
     for name, node in graph.nodes.items():
         if name == START and not builder.branches.get(START):
             continue  # the first nodes begin as soon
@@ -115,6 +123,7 @@ def shape_of(graph: Any) -> GraphShape | None:
             tuple(_branches(builder, name)),
             bool(node.cache_policy or graph.cache_policy) or _includes(graph.interrupt_before_nodes, name),
             _includes(graph.interrupt_after_nodes, name),
+            _model_chain(agent) if agent is not None and agent.node == name else None,
         )
     rules = {name: _update_rule(channel) for name, channel in builder.channels.items()}
     first_nodes = [START] if START in nodes else [end for start, end in builder.edges if start == START]
@@ -122,6 +131,22 @@ def shape_of(graph: Any) -> GraphShape | None:
     outputs = (graph.output_channels,) if isinstance(graph.output_channels, str) else tuple(graph.output_channels)
     keeps_state = graph.checkpointer not in (None, False)
     return GraphShape(nodes, rules, frozenset(first_nodes), inputs, outputs, keeps_state, bool(graph.cache_policy))
+
+
+def _model_chain(agent: AgentModel) -> Runnable[Any, Any] | None:
+    """Return the prompt and the model of an agent of `create_agent`, as a chain that is called with its messages.
+
+    Return None where middleware or a format of the answer decides what is called.
+    """
+    bind_tools = getattr(type(agent.model), "bind_tools", None)
+    if agent.wrapped or agent.structured or not isinstance(agent.model, BaseChatModel):
+        return None
+    if agent.tools and not is_framework_code(bind_tools):
+        return None
+    before = [] if agent.system_message is None else [agent.system_message]
+    prompt = ChatPromptTemplate.from_messages([*before, MessagesPlaceholder(MESSAGES)])
+    model = agent.model.bind_tools(agent.tools, tool_choice=None) if agent.tools else agent.model
+    return prompt | model
 
 
 def _shape_of_function(graph: Any) -> GraphShape | None:

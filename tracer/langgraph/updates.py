@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage, RemoveMessage
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, SystemMessage
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from teola_plugin.graph import ITEM, Ref
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
+    Fields,
     Instance,
     InstancePerItem,
     ItemList,
@@ -78,9 +79,42 @@ def _with_id(item: Item) -> Item:
     message = _known_message(item)
     if message is not None and message.id is None and is_framework_code(type(message)):
         return KnownValue(message.model_copy(update={"id": str(uuid4())}))
+    role, content = _role_and_content(item)
+    if role in _KINDS_BY_ROLE:
+        item = Instance(_KINDS_BY_ROLE[role], {"content": content})
     if isinstance(item, Instance) and "id" not in item.fields:
         return Instance(item.kind, {**item.fields, "id": KnownValue(str(uuid4()))})
     return item
+
+
+_KINDS_BY_ROLE: Mapping[str, type[BaseMessage]] = {
+    **dict.fromkeys(("human", "user"), HumanMessage),
+    "system": SystemMessage,
+}
+
+
+def _role_and_content(item: Item) -> tuple[str, Symbol]:
+    """Return the parts of `("user", text)` and of `{"role": "user", "content": text}`; "" as the role of other items.
+
+    LangGraph makes messages of such pairs.
+    """
+    role: Item = UNKNOWN_VALUE
+    content: Item = UNKNOWN_VALUE
+    if isinstance(item, ItemList) and item.kind is tuple and len(item.items) == 2:
+        role, content = item.items
+    elif isinstance(item, Fields) and item.base is None and set(item.items) == {"role", "content"}:
+        role, content = item.items["role"], item.items["content"]
+    if isinstance(role, KnownValue) and type(role.value) is str and not isinstance(content, Spread):
+        return role.value, content
+    return "", UNKNOWN_VALUE
+
+
+def are_requests(messages: Symbol) -> bool:
+    """Return True if it is known one by one that all messages are a person's or the system's: no model wrote them."""
+    if not isinstance(messages, ItemList) or not messages.items:
+        return False
+    kinds = [item.kind if isinstance(item, Instance) else type(_known_message(item)) for item in messages.items]
+    return all(kind in (HumanMessage, SystemMessage) for kind in kinds)
 
 
 def _is_id_of(message_id: Symbol, item: Item) -> bool:

@@ -1,0 +1,194 @@
+"""Agents that a node calls: the first call of the agent's model is prefetched if its messages are known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableParallel
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, StateGraph
+from support.openai_stub import MODEL, Stub, openai_stub
+
+from teola_plugin import accelerate
+
+Build = Callable[[Any], Any]
+LATENCY_S = 0.2
+
+
+class State(TypedDict, total=False):
+    """The state of the outer graph."""
+
+    topic: str
+    facts: str
+    style: str
+    report: str
+
+
+@tool
+def look_up(word: str) -> str:
+    """Look up a word."""
+    return f"{word} is a word"
+
+
+class Answers:
+    """Answers after a while, and notes how many requests are answered at the same time."""
+
+    def __init__(self) -> None:
+        self.running = self.most_at_once = 0
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a call of the tool for a request with tools that has no result yet, else a text."""
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        time.sleep(LATENCY_S)
+        self.running -= 1
+        last = body["messages"][-1]
+        if last["role"] != "tool" and body.get("tools"):
+            call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "oats"}'}}
+            return {"content": "", "tool_calls": [call]}
+        return {"content": f"answer to {last['content']}"}
+
+
+answers = Answers()
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[Stub]:
+    with openai_stub(answers) as server:
+        yield server
+
+
+def outer_graph(model: Any, *agents: Any, messages: Callable[[State], list[Any]]) -> Any:
+    """Return a graph whose nodes call these agents, one after the other, and then the model."""
+    first, second = agents
+
+    def research(state: State) -> State:
+        return {"facts": first.invoke({"messages": messages(state)})["messages"][-1].content}
+
+    def judge(state: State) -> State:
+        result = second.invoke({"messages": [("user", f"style for {state['topic']}")]})
+        return {"style": result["messages"][-1].content}
+
+    def write(state: State) -> State:
+        return {"report": str(model.invoke(f"write {state['facts']} {state['style']}").content)}
+
+    builder = StateGraph(State)
+    previous = START
+    for node in (research, judge, write):
+        builder.add_node(node.__name__, node)
+        builder.add_edge(previous, node.__name__)
+        previous = node.__name__
+    return builder.compile()
+
+
+def pairs(model: Any) -> Any:
+    ann = create_agent(model, [], system_prompt="You are Ann.")
+    bob = create_agent(model, [look_up], system_prompt="You are Bob.")
+    return outer_graph(model, ann, bob, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
+def messages_and_dictionaries(model: Any) -> Any:
+    agents = [create_agent(model, []), create_agent(model, [look_up], name="judge")]
+
+    def messages(state: State) -> list[Any]:
+        return [HumanMessage(content="be brief"), {"role": "user", "content": f"facts on {state['topic']}"}]
+
+    return outer_graph(model, *agents, messages=messages)
+
+
+def chains_as_nodes(model: Any) -> Any:
+    """Nodes that are chains and no functions: they run as the graph is called."""
+    facts = ChatPromptTemplate.from_template("facts on {topic}") | model | StrOutputParser()
+    style = ChatPromptTemplate.from_template("style for {topic}") | model | StrOutputParser()
+    builder = StateGraph(State)
+    builder.add_node("research", RunnableParallel(facts=facts))
+    builder.add_node("judge", RunnableParallel(style=style))
+    builder.add_edge(START, "research")
+    builder.add_edge("research", "judge")
+    return builder.compile()
+
+
+def behind_an_agent_with_tools(model: Any) -> Any:
+    """What tools do is not known: they may write."""
+    agents = [create_agent(model, [look_up]) for _ in range(2)]
+    return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
+def with_middleware(model: Any) -> Any:
+    @wrap_model_call
+    def shout(request: Any, handler: Any) -> Any:
+        return handler(request.override(messages=[HumanMessage("LOUD"), *request.messages]))
+
+    agents = [create_agent(model, [look_up], middleware=[shout]) for _ in range(2)]
+    return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
+def with_answers_before(model: Any) -> Any:
+    agents = [create_agent(model, [look_up]) for _ in range(2)]
+    broken: Any = {"name": "look_up", "args": "{", "id": "9", "error": "no JSON", "type": "invalid_tool_call"}
+
+    def messages(state: State) -> list[Any]:
+        return [("user", "hello"), AIMessage("", invalid_tool_calls=[broken]), ("user", state["topic"])]
+
+    return outer_graph(model, *agents, messages=messages)
+
+
+def called(stub: Stub, build: Build, change: Callable[[Any], Any], way: str) -> tuple[Any, list[str], int]:
+    """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
+    model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
+    graph = change(build(model))
+    stub.asked.clear()
+    answers.most_at_once = 0
+    if way == "invoke":
+        result = graph.invoke({"topic": "oats"})
+    elif way == "ainvoke":
+        result = asyncio.run(graph.ainvoke({"topic": "oats"}))
+    else:
+        result = list(graph.stream({"topic": "oats"}, stream_mode=way))
+    return result, sorted(map(str, stub.generations)), answers.most_at_once
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "updates"])
+@pytest.mark.parametrize("build", [pairs, messages_and_dictionaries, chains_as_nodes])
+def test_first_call_of_an_agent_in_a_node_overlaps(stub: Stub, build: Build, way: str) -> None:
+    expected = called(stub, build, lambda graph: graph, way)
+
+    result = called(stub, build, accelerate, way)
+
+    assert result[:2] == expected[:2]
+    assert (expected[2], result[2]) == (1, 2)
+
+
+@pytest.mark.parametrize("way", ["ainvoke", "updates"])
+@pytest.mark.parametrize("build", [behind_an_agent_with_tools, with_middleware, with_answers_before])
+def test_call_whose_messages_are_not_certain_stays_in_its_place(stub: Stub, build: Build, way: str) -> None:
+    expected = called(stub, build, lambda graph: graph, way)
+
+    result = called(stub, build, accelerate, way)
+
+    assert result == expected
+
+
+def test_error_of_the_first_agent_is_the_originals(stub: Stub) -> None:
+    def build(model: Any) -> Any:
+        failing = ChatOpenAI(base_url=f"{stub.base_url}/nowhere", api_key="k", model=MODEL, max_retries=0)  # type: ignore[arg-type]
+        agents = [create_agent(failing.bind(status=1), []), create_agent(model, [])]
+        return outer_graph(model, *agents, messages=lambda state: [("user", state["topic"])])
+
+    errors = []
+    for change in (lambda graph: graph, accelerate):
+        with pytest.raises(Exception) as raised:
+            called(stub, build, change, "invoke")
+        errors.append((type(raised.value), str(raised.value)))
+
+    assert errors[0] == errors[1]
