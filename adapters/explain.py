@@ -31,9 +31,9 @@ _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0
 """Timeout, in seconds, for the trace of an ended call to become complete."""
 _LLM = frozenset(kind.name for kind in LLM_KINDS)
-NO_POOL = "no part of it can start before its place, and none is served by an engine"
+NO_POOL = "no part of it can start sooner or is served by an engine"
 COMPARE = "`teola compare` measures it"
-NOT_MEASURED = "not known yet, as your own models are not measured"
+NOT_MEASURED = "not known yet: your own models have not been measured"
 
 
 def ended_trace(last: Sequence[Any]) -> QueryTrace | None:
@@ -109,7 +109,7 @@ def _with_prefetched_calls(
         return describe_measured_gain(trace, None if waits else source)
     if any(one.on_engine and one.engine not in context.profiles for p in source for one in leaf_primitives(p)):
         return f"{NOT_MEASURED}: {COMPARE}"
-    return f"not known before the first call, as the length of answers is not known: {COMPARE}"
+    return f"known after the first call, as the length of answers is not known: {COMPARE}"
 
 
 def _why_none(source: Graph | None) -> str:
@@ -148,9 +148,9 @@ def describe_measured_gain(trace: QueryTrace, source: Graph | None = None) -> st
     """
     took, saved = trace.seconds, seconds_saved(trace, source)
     if saved is None or not took:
-        return f"not known, as the trace of the last call ({duration(took)}) does not tell: {COMPARE}"
+        return f"unknown, as the trace of the last call ({duration(took)}) does not tell: {COMPARE}"
     if abs(saved) < _LEAST_GAIN * took:
-        return f"no gain in the last call ({duration(took)}): what could start before its place did not end sooner"
+        return f"no gain in the last call ({duration(took)}): calls that started sooner ended at the same time"
     unprefetched_s = took + saved
     ratio, how = (unprefetched_s / took, "faster") if saved > 0 else (took / unprefetched_s, "slower")
     return (

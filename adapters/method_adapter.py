@@ -443,9 +443,7 @@ class MethodPlanner:
         plan = self.plan(on_loop=False)
         if plan is None:
             return "not understood: the original runs as it always did"
-        return "\n".join(
-            f"{site}: {'prefetched' if site in plan.prefetched else 'in its place'}" for site in plan.targets
-        )
+        return "\n".join(f"{site}: {'prefetched' if site in plan.prefetched else 'in place'}" for site in plan.targets)
 
 
 # ------------------------------------------------------------ one query

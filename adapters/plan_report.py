@@ -42,25 +42,25 @@ class Reason(Enum):
     FIRST = "nothing stands before it"
     NEEDS_RESULTS = "it needs what {names} gives"
     BEHIND_CODE = "it waits for the code of {names}{where}"
-    UNKNOWN_UPDATES = "what {names} will write is not known{where}"
+    UNKNOWN_UPDATES = "the updates of {names} are known only at run time{where}"
     WAITS_FOR_EVENT = "it waits for an event, after which its step begins anew, so calls behind it are not known before"
     RUNS_WORKFLOW = "it runs {names}, whose steps and tools may do anything, so calls behind it are not known before"
-    UNKNOWN_CODE = "this code is not understood, so calls in it or behind it are not known before"
+    UNKNOWN_CODE = "this code is not understood, so its calls, and those behind it, are known only at run time"
     REDUCER = "the reducer of {names} is code of your own, so what it makes of an update is not known"
-    IN_ITS_STEP = "what it is asked is known only when its step begins"
-    IN_ITS_NODE = "what it reads is known only when its node begins"
+    IN_ITS_STEP = "its input is known only when its step begins"
+    IN_ITS_NODE = "its input is known only when its node begins"
     BEHIND_OTHERS = "it waits for what stands before it in its node"
-    MAY_BE_SKIPPED = "its node may be chosen or not, and a call for nothing is not made on a guess"
+    MAY_BE_SKIPPED = "its node may be skipped, and the call would then be wasted"
     NODE_CACHE = "its node may not run, as a result may be in its cache", "add_node({names}, ..., cache_policy=None)"
     INTERRUPTED_BEFORE = "the graph is interrupted before its node"
-    OBJECTS_CHANGED = "what {names} changes in objects may be read here"
+    OBJECTS_CHANGED = "it may read objects that {names} changes"
     AGENT = "each call of an agent needs what the one before gave"
     PREFILLED = "nothing stands before its first call; its next prompts are prefilled while tools run"
     WRAPPED_TOOL = "its calls are handed to middleware, which may hold them back"
     TOOL_WITH_STATE = "it takes what only its place can give it: state, a store, the id of its call"
     TOOL_BEHIND_PERSON = "somebody may decide before it, or nothing runs ahead"
     NOT_READ_ONLY = (
-        "it is not declared read-only, and is no retriever of the pool's alone",
+        "it is neither declared read-only nor a retriever of the pool's alone",
         'accelerate(..., read_only=["{names}"])',
     )
     HINTED_READ_ONLY = (
@@ -69,8 +69,8 @@ class Reason(Enum):
     )
     MCP_CALLBACKS = "interceptors or callbacks of its MCP client, or of its session, hear of its calls"
     STREAMED = (
-        "it starts in its place where answers are streamed (stream, astream, events, a handler that streams), as no "
-        "request is sent in both forms"
+        "it starts at its usual time where answers are streamed (stream, astream, events, a handler that streams), as "
+        "no request is sent in both forms"
     )
     ONE_AT_A_TIME = (
         "{names} answers one call at a time, without async code of its own",

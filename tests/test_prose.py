@@ -85,6 +85,9 @@ def test_plain_sentences_questions_code_tables_and_headings_pass(repository: Pat
         'def own(message: str) -> ValueError: ...\nraise own("it runs in its place")',
         'raise print("fine", hint="leave it in its place")',
         'raise ValueError("fine" if x else "it runs in its place")',
+        'commands.add_parser("run", help="what is not known is not run")',
+        'log.warning("%s is not there, and it is not known", name)',
+        'class Reason(Enum):\n    FIRST = "it runs in its place", "a line"',
     ],
 )
 def test_a_planted_message_or_hint_is_named_with_its_file(repository: Path, source: str) -> None:
@@ -100,7 +103,7 @@ def test_a_planted_message_or_hint_is_named_with_its_file(repository: Path, sour
     "source",
     [
         'name = "what is not known is not taken"',
-        'log("it runs in its place")',
+        'say("it runs in its place")',
         'raise ValueError("it is no text", "no number")',
         'raise ValueError("is it not text, and not a number?")',
         'raise ValueError("give no name. It is not needed")',

@@ -1,11 +1,11 @@
-"""Find sentences that are hard to read, in documents and in messages of errors: a part of `make check`.
+"""Find sentences that are hard to read, in documents and in messages to users: a part of `make check`.
 
     python tools/check_prose.py [FOLDER]     (default: the repository that this file belongs to)
 
 A sentence may have `MAX_WORDS` words and `MAX_NEGATIONS` negations. It does not begin with a clause as its subject
 ("What is sent early is ..."), and has none of the `PHRASES`. Questions, code, tables, headings, also those that begin a
 paragraph in bold, and generated blocks are not read. Messages and hints of errors are read in the sources, as far as
-they are literals.
+they are literals; so are the help of commands, messages to logs, and texts of enumerations.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _spoken(token: Token) -> Iterator[str]:
 
 
 def message_passages(root: Path) -> Iterator[Passage]:
-    """Yield the messages and hints of errors, each alternative by itself, with code as it is read aloud."""
+    """Yield messages to users and hints, each alternative by itself, with code as it is read aloud."""
     for found in error_texts(root):
         for text in (found.message, found.hint):
             for alternative in re.sub(r"`[^`]*`", _CODE, text).split(" | "):

@@ -1,6 +1,6 @@
-"""Read the messages and hints of errors from the sources, as syntax trees; nothing of the sources runs.
+"""Read messages of errors, commands and logs from the sources, as syntax trees; nothing of the sources runs.
 
-The reference of errors lists them (tools/docs_site.py), and the check of prose reads them (tools/check_prose.py).
+The reference lists those of errors (tools/docs_site.py), and the check of prose reads them all (tools/check_prose.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ PACKAGES = ("teola_plugin", "adapters", "tracer", "server")
 FILLED_IN = "…"
 """Stands in a message for a value that is known at run time."""
 _BASES = ("Exception", "ValueError", "TypeError", "RuntimeError", "KeyError", "AttributeError", "ImportError")
+_HELP = ("help", "description", "epilog")
+_LOG_METHODS = ("debug", "info", "warning", "error", "exception", "critical")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -25,7 +27,7 @@ class ErrorText:
     file: str
     line: int
     error: str
-    """The class of the error; empty for a hint that stands alone."""
+    """The class of the error; empty for a hint that stands alone, and for texts of commands, logs and enumerations."""
     message: str
     hint: str = ""
     status: str = ""
@@ -53,7 +55,10 @@ def python_files(root: Path) -> Iterator[Path]:
 
 
 def error_texts(root: Path) -> list[ErrorText]:
-    """Return all messages and hints of errors that the packages below `root` can raise, as far as they are literals."""
+    """Return the messages and hints of errors that the packages below `root` can raise, as far as they are literals.
+
+    Also the help of commands, messages to logs, and texts of enumerations, such as reasons in reports.
+    """
     root = root.resolve()
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_files(root)}
     makers = _error_makers(trees)
@@ -106,8 +111,13 @@ def _add_texts(
     """Add the messages and hints below a node. `known` are the values of names that were assigned before it."""
     if isinstance(node, _Function):
         known = dict(known)
-    if isinstance(node, ast.Call) and (text := _text_of(node, file, makers, known)) is not None:
-        texts.append(text)
+    if isinstance(node, ast.Call):
+        found = [_text_of(node, file, makers, known), *_other_texts(node, file, known)]
+        texts.extend(text for text in found if text is not None)
+    if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Enum" for base in node.bases):
+        values = [part for statement in node.body if isinstance(statement, ast.Assign) for part in ast.walk(statement)]
+        literals = [part for part in values if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        texts.extend(ErrorText(file, part.lineno, "", str(part.value)) for part in literals)
     for child in ast.iter_child_nodes(node):
         _add_texts(child, file, makers, known, texts)
         if isinstance(child, ast.Assign):
@@ -131,6 +141,16 @@ def _text_of(node: ast.Call, file: str, makers: ErrorMakers, known: Mapping[str,
         return None
     status = parts.get("status", makers.statuses.get(function, ""))
     return ErrorText(file, node.lineno, error, message, hint, status, parts.get("code", "").strip(FILLED_IN))
+
+
+def _other_texts(node: ast.Call, file: str, known: Mapping[str, ast.expr]) -> Iterator[ErrorText]:
+    """Yield the help of a command or an option in the arguments of a call, or the message of a call of a log."""
+    for keyword in node.keywords:
+        if keyword.arg in _HELP:
+            yield ErrorText(file, node.lineno, "", literal_text(keyword.value, known))
+    method = node.func
+    if isinstance(method, ast.Attribute) and method.attr in _LOG_METHODS and "log" in ast.unparse(method.value):
+        yield from (ErrorText(file, node.lineno, "", literal_text(text, known)) for text in node.args[:1])
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

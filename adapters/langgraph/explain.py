@@ -117,7 +117,7 @@ def _expectation(
         )
         reason = "no node is seen to call a model, a retriever or an engine"
         if in_place:
-            reason = f"{in_place[0].name} starts in its place: {in_place[0].explanation}"
+            reason = f"{in_place[0].name} starts at its usual time: {in_place[0].explanation}"
         return f"no gain: {reason if in_place or not note else note}"
     if trace is not None and left:
         return f"the last call took {duration(trace.seconds)}; {only_whole(left)}: {COMPARE}"

@@ -47,7 +47,7 @@ from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.source import source_of
 
-_YOUR_CODE = "your code: runs once, in its place"
+_YOUR_CODE = "your code: runs once, at its usual time"
 _JOINS = "pool-backed objects that it calls join the query"
 OTHER_SETTINGS = "; with other settings from their second call on"
 """Added to the start of calls where settings of the call decide what is called."""

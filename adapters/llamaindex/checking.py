@@ -78,7 +78,7 @@ def _side_effect(original: Any) -> str:
                 return reason
         if isinstance(one, BaseQueryEngine) and any(word in type(one).__module__ for word in _CODE_ENGINES):
             return f"a {type(one).__name__} runs what its model has written"
-    return "" if isinstance(original, _SHADOWED) else "what it does is not known"
+    return "" if isinstance(original, _SHADOWED) else "its effects are not known"
 
 
 # ------------------------------------------------------------ answers

@@ -331,7 +331,7 @@ def check_disks() -> Iterator[Check]:
         free = shutil.disk_usage(existing).free
         detail = f"{folder}: {free / GIB:.1f} GiB free"
         if not os.access(existing, os.W_OK):
-            hint = "models that are not there yet have no place"
+            hint = "new models cannot be stored there"
             yield Check(name, "warning", f"{folder} cannot be written to", hint)
         elif free < 5 * GIB:
             status: Status = "problem" if free < GIB // 2 else "warning"
@@ -379,7 +379,7 @@ def check_gpus(torch_facts: dict[str, Any] | None) -> Iterator[Check]:
         hint = "end what holds its memory, or choose another one (CUDA_VISIBLE_DEVICES)" if is_full else ""
         yield Check("GPU", "warning" if is_full else "ok", detail, hint)
     if torch_facts is None:
-        yield Check("GPU", "ok", "not looked at: torch was not imported")
+        yield Check("GPU", "ok", "unknown: torch was not imported")
     elif torch_facts.get("gpus"):
         return
     elif has_driver:
@@ -398,7 +398,7 @@ def check_devices(torch_facts: dict[str, Any] | None) -> Iterator[Check]:
     from teola_plugin.engines.devices.cards import Card
 
     if torch_facts is None:
-        yield Check("devices", "ok", "not looked at: torch was not imported")
+        yield Check("devices", "ok", "unknown: torch was not imported")
         return
     gpus = enumerate(torch_facts.get("gpus", ()))
     cards = [Card(index, gpu["name"], gpu["total"], gpu["free"]) for index, gpu in gpus]

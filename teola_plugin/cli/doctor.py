@@ -27,7 +27,7 @@ def add_doctor(commands: Any) -> None:
     """Add the sub-command to an argparse group."""
     parser = commands.add_parser(
         "doctor",
-        help="what works on this machine, and how to get the rest",
+        help="check what works on this machine, and how to get the rest",
         description="Checks versions, engines, memory, disks and GPUs, and says where engines would compute; starts "
         "nothing. Exit status 1 on a problem.",
     )
@@ -241,7 +241,7 @@ def verdict_text(features: Sequence[FeatureState], problems: Sequence[Check], is
         return f"Not ready: {first}{more}. Next: {problems[0].next or 'see below'}"
     apps = [state.name.split()[0] for state in features if state.group == "apps" and state.works]
     if not apps:
-        return f"Not ready: neither LangChain nor LlamaIndex is installed. Next: {extra('langchain', 'llamaindex')}"
+        return f"Not ready: LangChain or LlamaIndex is missing. Next: {extra('langchain', 'llamaindex')}"
     engines = _enumerate([state.name for state in features if state.group == "engines" and state.works])
     return f"Ready for {_enumerate(apps)}; engines on this machine: {engines or 'none, your own models only'}."
 

@@ -297,8 +297,8 @@ class OriginalCalls:
         _warn_once(
             (engine, type(error)),
             lambda: _log.warning(
-                "work that engine %s did ahead failed, and was asked for again in its place: %s Answers are "
-                "unaffected, only later than they could be; this is said once for each kind of error",
+                "a prefetched request of engine %s failed, and was made again by the original: %s Answers are the "
+                "same, only later than they could be. This is said once for each kind of error",
                 engine,
                 error,
             ),

@@ -96,7 +96,7 @@ class OncePerCause:
 def log_failed_prefetch(failure: FailedPrefetch) -> None:
     """Log a warning with the traceback."""
     _log.warning(
-        "a planned part died, and runs in its place instead: %s. Answers are unaffected, only later than they could "
+        "a planned part died, and runs at its usual time: %s. Answers are unaffected, only later than they could "
         "be; this is said once. Next: report it with this traceback",
         failure,
         exc_info=failure.error,

@@ -35,7 +35,7 @@ def require(*distributions: str) -> None:
         message = f"{distribution} {installed} is installed, and teola-plugin supports {_in_words(supported)}"
         if _is_too_old(installed, supported):
             raise RegistrationError(f"{message}.", hint=f"pip install -U '{distribution}{_in_words(supported)}'")
-        _log_once(f"{message}. What it does not recognise in that version runs as the original does")
+        _log_once(f"{message}. Objects that it does not recognise in that version run as the original does")
 
 
 @cache

@@ -54,7 +54,7 @@ def state_of(config: Mapping[str, Any], channels: Sequence[str]) -> Mapping[str,
     values = read(list(channels), False) if callable(read) else None
     if isinstance(values, Mapping):
         return values
-    report_missing("langgraph", "__pregel_read", "what depends on the graph's state does not start early")
+    report_missing("langgraph", "__pregel_read", "calls that depend on the graph's state do not start early")
     return None
 
 

@@ -103,7 +103,7 @@ def test_own_models_have_no_figure_before_they_were_measured() -> None:
     assert lines(fast.explain(QUESTION)) == [
         "9 parts: 9 optimized",
         "2 model calls (a.model and b.model) side by side",
-        "not known yet, as your own models are not measured: `teola compare` measures it",
+        "not known yet: your own models have not been measured: `teola compare` measures it",
     ]
 
 
@@ -175,7 +175,7 @@ def test_a_pool_whose_answers_are_of_unknown_length() -> None:
     assert told[1].startswith(
         "each search of found as soon as its item is written; the beginning of the prompt of model"
     )
-    assert told[2].startswith("not known before the first call, as the length of answers is not known")
+    assert told[2].startswith("known after the first call, as the length of answers is not known")
     assert ratio_of(said) > 1.0 and ratio_of(said) == pytest.approx(took / now, rel=0.05)
 
 
@@ -191,7 +191,7 @@ def test_a_pool_whose_answers_are_of_unknown_length() -> None:
             lambda m: ask("{question}", m) | RunnableLambda(lambda text: unseen(text)) | ask("{question}", m),
             "its calls (model and model2) wait for each other or for your code (lambda)",
         ),
-        (lambda m: RunnablePassthrough(), "no part of it can start before its place, and none is served by an engine"),
+        (lambda m: RunnablePassthrough(), "no part of it can start sooner or is served by an engine"),
     ],
 )
 def test_why_there_is_no_gain(pool: EnginePool, make: Callable[[Any], Any], why: str) -> None:
@@ -273,7 +273,7 @@ def test_a_graph(pool: EnginePool) -> None:
         "not known yet, as a graph decides while it runs: `teola compare` measures it",
     ]
     fast.invoke(QUESTION)
-    assert lines(fast.explain())[2].startswith("not known, as the trace of the last call (")
+    assert lines(fast.explain())[2].startswith("unknown, as the trace of the last call (")
 
 
 def trace_of(*calls: tuple[float, float, float], engine: str = "wrapped") -> QueryTrace:

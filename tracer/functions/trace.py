@@ -131,7 +131,7 @@ def _warn(func: Any, error: Exception) -> None:
     _warned(
         (name, *cause_of(error)),
         lambda: log.warning(
-            "the source of %s could not be read to its end, so what it asks for beyond that begins in its place. "
+            "the source of %s could not be read to its end, so later calls start at their usual time. "
             "Answers are unaffected, only later than they could be; this is said once (%s is a bug of teola-plugin: "
             "please report it with this traceback)",
             name,

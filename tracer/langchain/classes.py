@@ -190,11 +190,11 @@ def short_name(node: object) -> str:
 def reason_not_lowered(node: object) -> str:
     """Return the reason, for the report, why a node that no rule lowers runs as it always did."""
     if isinstance(node, RunnableLambda):
-        return "your code: runs once, in its place; pool-backed models it calls join the query"
+        return "your code: runs once, at its usual time; pool-backed models it calls join the query"
     if isinstance(node, (BaseLanguageModel, BaseRetriever)):
         return "wrapped leaf: runs as it always did"
     if isinstance(node, BaseTool):
-        return "a tool: runs once, in its place"
+        return "a tool: runs once, at its usual time"
     if isinstance(node, DynamicRunnable):
         return "its structure depends on the configuration of each call"
     if isinstance(node, (BaseLLMOutputParser, BasePromptTemplate)):

@@ -398,7 +398,7 @@ def _end_safely(answer: AgentAnswer, call_id: str, result: Any) -> None:
         answer.tool_ended(call_id, result)
     except Exception as error:
         logging.getLogger("teola_plugin").warning(
-            "what was begun early for a tool is left alone (%s is a bug of teola-plugin: please report it)",
+            "a prefetched call of a tool is left alone (%s is a bug of teola-plugin: please report it)",
             type(error).__name__,
             exc_info=error,
         )

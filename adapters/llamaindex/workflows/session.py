@@ -213,7 +213,7 @@ def _failed_by_itself(task: asyncio.Future[Any]) -> bool:
 
 # ------------------------------------------------------------ report and explanation
 
-CODE = "what it asks the pool for is part of the query"
+CODE = "its requests to the pool are part of the query"
 
 
 def report_rows(workflow: Any, pool: EnginePool | None) -> list[TraceNode]:
@@ -273,7 +273,7 @@ def explain_workflow(
     if pool is not None:
         prefetched = tuple(_phrases_of_prefetched(workflow, accelerate))
     if not prefetched:
-        in_place = "no gain is known: its steps run as they are written, each call in its place"
+        in_place = "no gain is known: its steps run as they are written, each call at its usual time"
         return PlanReport(report, (), in_place, calls)
     expected = (
         f"not known yet, as it decides while it runs: {COMPARE}" if trace is None else describe_measured_gain(trace)

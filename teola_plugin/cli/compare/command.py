@@ -37,8 +37,8 @@ def add_compare(commands: Any) -> None:
     parser.add_argument(
         "object",
         metavar="module:object",
-        help="a LangChain Runnable, a graph or agent, a LlamaIndex engine, retriever, synthesizer, workflow or agent, "
-        "or a function that returns one, alone or with a dictionary of accelerate's arguments; or langgraph.json:graph",
+        help="a LangChain Runnable, a graph or agent, a LlamaIndex engine, retriever, synthesizer, workflow or agent; "
+        "or langgraph.json:graph. A function may return it, alone or with a dictionary of accelerate's arguments",
     )
     parser.add_argument("--inputs", required=True, metavar="FILE.jsonl", help="one JSON value a line")
     parser.add_argument("--pool", default="", metavar="NAME", help="an EnginePool as module:object, or its YAML file")
@@ -77,7 +77,7 @@ def add_compare(commands: Any) -> None:
             f"--price-{direction}",
             type=_parse_price,
             metavar="DOLLARS",
-            help=f"what a million tokens of {tokens} cost; with both prices the report has dollars, too",
+            help=f"the price of a million tokens of {tokens}; with both prices the report has dollars, too",
         )
     parser.add_argument("--no-stream", action="store_true", help="leave out the time to first token")
     parser.add_argument("--plot", metavar="FILE", help="write the latencies as a picture (.html or .svg)")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from teola_plugin.observe import QueryTrace
 
 OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
-NO_GAIN = "No part of this object is known to start before its place: expect no gain."
+NO_GAIN = "Every part of this object starts at its usual time: expect no gain."
 
 
 def summarize_runs(

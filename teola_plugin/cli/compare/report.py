@@ -23,8 +23,8 @@ _COLUMNS = ("median", "p90", "p99", "min", "max")
 _EQUALITY_TEXTS = {
     "equal": "equal: every accelerated answer is the original's",
     "different": "DIFFERENT where the original agrees with itself: this is a bug, please report it",
-    "undecided": "undecided: the original does not give the same answer every time, so a difference of the "
-    "accelerated one proves nothing. Try temperature 0, a seed, or other inputs",
+    "undecided": "undecided: the original does not give the same answer every time, so differences may "
+    "be its own. Try temperature 0, a seed, or other inputs",
 }
 _MAX_LISTED = 10
 """The inputs with different answers that are listed one by one."""
@@ -144,7 +144,7 @@ def _ratio_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict, every variant of the original over every accelerated one, and the control."""
     best = summary["speedup"]
     if best is None:
-        yield "No ratio: one of the two never ended well."
+        yield "No ratio: one of the two failed every time."
         return
     yield f"{_verdict_text(best)} (the better plain way, {best['plain']}, over {best['accelerated']})"
     for fast, ratios in summary["over_each_plain"].items():
@@ -162,7 +162,7 @@ def _verdict_text(best: Mapping[str, Any]) -> str:
     if best["verdict"] == "slower":
         return f"Slower: {_ratio_text(best)}, {saved} lost per call"
     if best["pairs"] < FEWEST_PAIRS:
-        return f"Cannot tell: {best['pairs']} pairs of runs say nothing, {FEWEST_PAIRS} are needed: raise --repeats"
+        return f"Cannot tell: {best['pairs']} pairs of runs are too few, {FEWEST_PAIRS} are needed: raise --repeats"
     if best["low"] <= 1.0 <= best["high"]:
         return f"Cannot tell: {_ratio_text(best)}, and the interval holds 1"
     return f"Cannot tell: {_ratio_text(best)}, and the original differs as much from itself"

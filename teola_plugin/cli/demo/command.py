@@ -26,11 +26,12 @@ def add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="a RAG chain, plain and accelerated, on real engines",
-        description="Document QA with advanced RAG, run as it is and accelerated, with the same models: in LangChain's "
-        "own classes, on a vLLM server that the demo starts; and on pool-backed objects, with everything on engines.",
+        description="Document QA with advanced RAG, run as it is and accelerated, with the same models. First in "
+        "LangChain's own classes, on a vLLM server that the demo starts, then on pool-backed objects, with "
+        "everything on engines.",
     )
     parser.add_argument("--docs", nargs="+", default=[], metavar="PATH", help="text files or folders to upload")
-    parser.add_argument("--question", help="what to ask (default: one about Python's try statement)")
+    parser.add_argument("--question", help="the question (default: one about Python's try statement)")
     parser.add_argument("--model", help="LLM: a path or hub id (default: the small one that comes along)")
     parser.add_argument("--embedder", help="sentence-transformers model (default: the packaged MiniLM)")
     parser.add_argument("--reranker", help="cross-encoder (default: the small one that comes along)")

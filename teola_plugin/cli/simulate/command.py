@@ -21,7 +21,8 @@ def add_simulate(commands: Any) -> None:
         "simulate",
         help="your apps under load on a pool that need not exist, in virtual time",
         description="Runs apps on the engines that a pool's YAML names, as fast as a machine's profile says, in "
-        "virtual time: the real schedulers, no models, no GPUs. Exit status: 1 if queries failed, 2 for bad input.",
+        "virtual time: with the real schedulers, without models or GPUs. Exit status: 1 if queries failed, "
+        "2 for bad input.",
     )
     parser.add_argument("pool", metavar="POOL.yaml", help="the pool's YAML file: engines, replicas, policies")
     parser.add_argument(
@@ -43,7 +44,7 @@ def add_simulate(commands: Any) -> None:
         action="append",
         default=[],
         metavar="[NAME=]FILE.jsonl",
-        help="what an app is asked with, one JSON value a line, in turn (default: questions are made up)",
+        help="inputs of an app, one JSON value a line, in turn (default: questions are made up)",
     )
     parser.add_argument(
         "--popularity", type=_exponent, metavar="S", help="draw inputs by Zipf's law with this exponent instead"

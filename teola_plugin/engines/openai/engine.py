@@ -126,7 +126,7 @@ async def _try_out(client: httpx.AsyncClient, engine: str, base_url: str, facts:
     reply = await client.post(f"{root_of(base_url)}/tokenize", json={k: body[k] for k in ("model", "messages")})
     prefixes = reply.status_code == 200 and bool(json_of(reply.text).get("tokens"))
     if not prefixes:
-        log.warning("%s has no /tokenize, so %s sends no prefixes early", base_url, engine)
+        log.warning("/tokenize is missing at %s, so %s sends no prefixes early", base_url, engine)
     return replace(
         facts,
         versions={**facts.versions, **({"version": version} if version else {})},
@@ -289,7 +289,7 @@ class OpenAIServer:
         """Return the number of drafted tokens; 0 for a server that says that it is not vLLM."""
         kind = facts.versions.get("server", "vllm")
         if self._profile.drafts and kind != "vllm":
-            log.warning("%s says that it is %s, not vLLM: %s sends it no drafts", self.base_url, kind, self.name)
+            log.warning("%s says that it is %s instead of vLLM: %s sends it no drafts", self.base_url, kind, self.name)
             return 0
         return self._profile.drafts
 

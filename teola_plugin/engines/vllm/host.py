@@ -122,7 +122,7 @@ class CacheEvents:
 
 _WATCH_EVERY = 0.2
 _NO_GAUGE = "the share of its cache in use is not known"
-_NO_EVENTS = "what its cache holds is not known, placement goes by what was sent"
+_NO_EVENTS = "the content of its cache is not known, placement goes by what was sent"
 _NO_DRAFTS = "nothing is drafted"
 _NO_PROCESSES = "it starts its processes as it does by itself, which takes longer"
 

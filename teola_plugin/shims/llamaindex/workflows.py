@@ -136,7 +136,9 @@ def objects_used_by_steps(workflow: Any) -> Iterator[object]:
     """
     steps = getattr(workflow, "_get_steps", None)
     if steps is None:
-        report_missing("llama-index-workflows", "Workflow._get_steps", "what its steps name is not accelerated")
+        report_missing(
+            "llama-index-workflows", "Workflow._get_steps", "objects that its steps name are not accelerated"
+        )
     for step in steps().values() if steps is not None else ():
         function = inspect.unwrap(getattr(step, "__func__", step))
         if inspect.isfunction(function):

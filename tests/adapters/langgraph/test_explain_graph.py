@@ -65,7 +65,7 @@ FACTS = (
             ),
         ),
     ),
-    NodeFacts("web", "search_the_web", "original", "your code: runs once, in its place", joins=("grade",)),
+    NodeFacts("web", "search_the_web", "original", "your code: runs once, at its usual time", joins=("grade",)),
     NodeFacts(
         "grade",
         "RunnableSequence",
@@ -105,7 +105,7 @@ What was understood
 -------------------
 optimized  rewrite   rewrite           rewrite.model
 optimized  retrieve  retrieve          retrieve.retrieve
-unchanged  web       search_the_web    (your code: runs once, in its place)
+unchanged  web       search_the_web    (your code: runs once, at its usual time)
 shared     grade     RunnableSequence  grade.model
 shared     tools     ToolNode
 {LEGEND}
@@ -114,9 +114,9 @@ Calls
 -----
 in place    rewrite.model      llm    nothing stands before it
 prefetched  retrieve.retrieve  store  with rewrite, once rewrite.model has answered
-in place    grade.model        llm    what web will write is not known (/app/graph.py:7)
+in place    grade.model        llm    the updates of web are known only at run time (/app/graph.py:7)
 prefetched  search             tool   its searches begin when its call is written
-in place    pay                tool   it is not declared read-only, and is no retriever of the pool's alone
+in place    pay                tool   it is neither declared read-only nor a retriever of the pool's alone
     write: accelerate(..., read_only=["pay"])
 
 Edges
@@ -258,15 +258,15 @@ def test_a_graph(pool: EnginePool) -> None:
     assert fast.explain(details=True) == (
         f"""Understood:    5 parts: 3 optimized, 2 unchanged (clock and check)
 Starts early:  nothing
-Expect:        no gain: retrieve.retrieve starts in its place: it needs what rewrite.model gives; change first: \
+Expect:        no gain: retrieve.retrieve starts at its usual time: it needs what rewrite.model gives; change first: \
 answer.model: now, question and docs stand before 57 constant tokens: put them last
 
 What was understood
 -------------------
 optimized  rewrite   rewrite           rewrite.model
 optimized  retrieve  retrieve          retrieve.retrieve
-unchanged  clock     clock             (your code: runs once, in its place)
-unchanged  check     check             (your code: runs once, in its place)
+unchanged  clock     clock             (your code: runs once, at its usual time)
+unchanged  check     check             (your code: runs once, at its usual time)
 optimized  answer    RunnableSequence  answer.model
 {LEGEND}
 
@@ -338,7 +338,7 @@ def test_an_agent(pool: EnginePool) -> None:
         f"in place    model    llm   {Reason.PREFILLED.text}",
         "prefetched  search   tool  its engine work begins when the model has written its call",
         "prefetched  weather  tool  it runs when the model has written its call",
-        "in place    pay      tool  it is not declared read-only, and is no retriever of the pool's alone",
+        "in place    pay      tool  it is neither declared read-only nor a retriever of the pool's alone",
     }
     asking = HumanInTheLoopMiddleware(interrupt_on={"pay": InterruptOnConfig(allowed_decisions=["approve"])})
     held_back = accelerate(create_agent(model, tools, middleware=[asking])).explain(details=True)
@@ -349,7 +349,7 @@ def test_an_agent(pool: EnginePool) -> None:
 
 
 def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
-    note = "no gain: model starts in its place: each call of an agent needs what the one before gave"
+    note = "no gain: model starts at its usual time: each call of an agent needs what the one before gave"
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
     assert note in plain and "unchanged  model  model_node" in plain and "start -> model" in plain
     assert "check -> answer or rewrite, as decide says" in accelerate(corrective(Chat(), None)).explain(details=True)
@@ -360,7 +360,9 @@ def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
         return model.invoke(f"{time.time()} {given}").content
 
     text = accelerate(flow).explain(details=True)
-    assert "shared  flow  flow  (your code: runs once, in its place; pool-backed objects that it calls join" in text
+    assert (
+        "shared  flow  flow  (your code: runs once, at its usual time; pool-backed objects that it calls join" in text
+    )
 
 
 def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool) -> None:

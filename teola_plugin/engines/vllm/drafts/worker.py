@@ -34,7 +34,7 @@ class DraftsWorker:
         """Set an attribute. The model runner is attached to the proposer: on a server no other code does that."""
         super().__setattr__(name, value)
         if name == "model_runner" and value is not None and not shim.attach(self):
-            log.warning("teola: this vLLM's model runner is not as expected: nothing is drafted")
+            log.warning("teola: this vLLM's model runner has another form than expected: nothing is drafted")
 
     def teola_attach_drafts(self) -> bool:
         """Attach the model runner to the proposer. Return False if this vLLM has none."""
