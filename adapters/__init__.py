@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from langgraph.typing import ContextT, InputT, OutputT, StateT
 
     from teola_plugin.adapters import accelerated_types as made
+    from teola_plugin.observe.spans import Price
     from teola_plugin.passes import Pass
     from teola_plugin.pool import EnginePool
 
@@ -64,6 +65,7 @@ def accelerate(
     engines: str | None = None,
     read_only: Iterable[Any] | None = None,
     prompt_cache: bool = False,
+    prices: Mapping[str, Price] | None = None,
 ) -> Any:
     """The same object, sooner: an LCEL Runnable in, a Runnable out, with the same answers; LlamaIndex objects alike.
 
@@ -98,10 +100,13 @@ def accelerate(
             that it declares `readOnlyHint`. docs/graphs.md says more.
         prompt_cache: whether requests tell providers what to cache: OpenAI's get a `prompt_cache_key`, Anthropic's and
             Bedrock's get cache markers. Without it requests are the original's, byte for byte. See docs/using.md.
+        prices: the price of each model by its name, in dollars per million tokens: `{"gpt-4o-mini": Price(input=0.15,
+            output=0.6)}`. Then `fast.report().cost` and traces say what a query costs, and name models without a price.
+            By default the table of the pool, if it has one. See docs/using.md.
 
     With `TEOLA_DISABLE=1` in the environment, `obj` is returned untouched. Raises `TraceError` for an object that is
     not understood at all; `RegistrationError` for unknown engines, passes or tools, for `concurrent` or `read_only`
-    that is no list, and for `shadow` on an object that is known to write.
+    that is no list, for `prices` that are no table of prices, and for `shadow` on an object that is known to write.
     """
     if os.environ.get(DISABLE, "") not in ("", "0"):
         return obj
@@ -109,7 +114,7 @@ def accelerate(
     from teola_plugin.adapters.options import Options  # with the passes, which take a while to import
 
     options = Options.of(
-        pool, bind, passes, speculate, app, shadow, concurrent, strict, engines, read_only, prompt_cache
+        pool, bind, passes, speculate, app, shadow, concurrent, strict, engines, read_only, prompt_cache, prices
     )
     return adapter_of(obj).accelerate(obj, options)
 

@@ -26,7 +26,7 @@ from llama_index.core.workflow import Workflow
 from teola_plugin.adapters.automatic_engines import Serving
 from teola_plugin.adapters.plan_report import PlanReport
 from teola_plugin.adapters.shadow import ShadowReport
-from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.spans import Price, QueryTrace
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 
@@ -44,6 +44,7 @@ class Keywords(TypedDict, total=False):
     engines: str | None
     read_only: Iterable[Any] | None
     prompt_cache: bool
+    prices: Mapping[str, Price] | None
 
 class Accelerated:
     @property

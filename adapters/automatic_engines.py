@@ -10,10 +10,11 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.engine_specs import EngineSpec, SpecOrReason
+from teola_plugin.adapters.plan_report import PlanReport
 from teola_plugin.adapters.prompt_cache import prompt_cache_section
 from teola_plugin.adapters.routing import RoutingRules
 from teola_plugin.errors import RegistrationError, TeolaError
@@ -179,11 +180,19 @@ def served_text(serving: Serving) -> str:
     return "\n".join(lines)
 
 
-def engines_text(serving: Serving | None, rules: RoutingRules | None) -> str:
-    """Return the last sections of `explain()`: what `engines=` and `prompt_cache=` did; empty without them."""
+def report_with_rules(report: PlanReport, serving: Serving | None, rules: RoutingRules | None) -> PlanReport:
+    """Return the report of an object with what `engines=`, `prompt_cache=` and `prices=` did, if it has these options.
+
+    They make the last sections of `explain()`.
+    """
     title = "" if serving is None else f'Served (engines="{serving.mode}")'
-    engines = "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
-    return engines + prompt_cache_section(None if rules is None else rules.prompt_cache)
+    text = "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
+    text += prompt_cache_section(None if rules is None else rules.prompt_cache)
+    cost = None if rules is None or rules.meter is None else rules.meter.cost()
+    if cost is not None:
+        title = "Cost" if cost.queries == 1 else f"Cost of a query, the mean of the last {cost.queries}"
+        text += f"\n\n{title}\n{'-' * len(title)}\n{cost.text()}"
+    return replace(report, engines_text=text, cost=cost)
 
 
 def _title(obj: Any) -> str:

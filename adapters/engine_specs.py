@@ -55,9 +55,9 @@ def check_server(obj: Any, url: Any, model: str | None, engine: Any, kind: str =
 
     `kind`: the engine's class. `model`: None for an object that names none.
     """
-    base_url = without_credentials(str(url)).rstrip("/")
-    if base_url != engine.base_url:
-        reason = f"it talks to {base_url}, the engine {engine.name!r} to {engine.base_url}"
+    base_url, engine_url = without_credentials(str(url)).rstrip("/"), getattr(engine, "base_url", "no server")
+    if base_url != engine_url:
+        reason = f"it talks to {base_url}, the engine {engine.name!r} to {engine_url}"
         raise differs(obj, reason, f"{kind}(base_url={base_url!r}, ...)")
     if None not in (engine.model, model) and model != engine.model:
         reason = f"it asks for {model!r}, the engine {engine.name!r} for {engine.model!r}"

@@ -20,11 +20,11 @@ from teola_plugin.adapters.plan_summary import (
 )
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, Role, is_impure
 from teola_plugin.observe.spans import QueryTrace, Span
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.observe.text import duration
 from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.tracer.draft import CreatedModel, TraceResult
 
 _K = PrimitiveKind

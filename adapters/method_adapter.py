@@ -31,11 +31,12 @@ from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import ITEM, Attributes, Component, Query, Ref, Role, named
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.request_keys import TargetKey, freeze
 from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_call import Parked, executing
-from teola_plugin.runtime.provider_calls import PROVIDER, CallScope, ProviderCallTable
+from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims.interception import MethodInterceptors
 from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult

@@ -17,10 +17,11 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from teola_plugin.adapters.calls import aitems_inside, carries_embeddings, items_inside
@@ -39,7 +40,7 @@ from teola_plugin.errors import (
 from teola_plugin.event_streams import DONE, write_event
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import AnswerForm, Generate, Piece
+from teola_plugin.requests.payloads import AnswerForm, Generate, Piece, ScorePair
 from teola_plugin.runtime.loop_thread import CallHandle, PieceLog
 from teola_plugin.runtime.query_run import current_run, during
 
@@ -439,3 +440,31 @@ def _http_of(client: Any, name: str) -> Any:
     """
     base = next(cls for cls in type(client).__mro__ if cls.__name__ == name and cls.__module__.startswith("httpx"))
     return import_module(base.__module__.partition(".")[0])
+
+
+# ------------------------------------------------------------ Cohere's client
+
+
+class RerankingClient:
+    """A replacement of the `cohere.ClientV2` of a reranker: an engine scores documents, which are ordered here."""
+
+    def __init__(self, client: Any, model: str, pool: EnginePool, engine: str) -> None:
+        """`client`: the reranker's own. `model`: the one that the engine asks for."""
+        self._client, self._model, self._pool, self._engine = client, model, pool, engine
+
+    def rerank(
+        self, *, query: str, documents: Sequence[str], model: str, top_n: int | None = None, **options: Any
+    ) -> Any:
+        """Return the best documents, best first, as the client does. It makes calls with options of their own."""
+        is_usual = model == self._model and not any(value is not None for value in options.values())
+        if not is_usual or not documents:
+            return self._client.rerank(query=query, documents=documents, model=model, top_n=top_n, **options)
+        pairs = [ScorePair(query, text) for text in documents]
+        scores = self._pool.call(PrimitiveKind.RERANKING, self._engine, pairs, run=current_run.get()).result()
+        order = best_first(scores, top_n)
+        return SimpleNamespace(results=[SimpleNamespace(index=n, relevance_score=scores[n]) for n in order])
+
+
+def best_first(scores: Sequence[float], top_n: int | None) -> list[int]:
+    """Return the positions of the `top_n` best scores, best first; equal ones in their order. None: of all scores."""
+    return sorted(range(len(scores)), key=lambda position: -scores[position])[:top_n]

@@ -9,9 +9,12 @@ from typing import Any
 from teola_plugin.adapters.prompt_cache import PromptCache
 from teola_plugin.adapters.thread_safety import ThreadSafety, concurrent_objects
 from teola_plugin.errors import RegistrationError, unknown_name
+from teola_plugin.lazy_names import later
+from teola_plugin.observe.spans import Price, checked_prices
 from teola_plugin.passes import Pass, resolve_passes
 from teola_plugin.passes.base import SPECULATE
 from teola_plugin.pool import EnginePool, need_pool
+from teola_plugin.runtime.usage import CostMeter
 
 Bindings = Mapping[Any, str] | Iterable[tuple[Any, str]]
 """Objects and the engine that serves each; pairs where an object cannot be hashed. Objects count by identity."""
@@ -38,6 +41,8 @@ class Options:
     """Tools, names of tools, predicates and MCP servers: see `adapters.langchain.tools.ReadOnlyTools`."""
     prompt_cache: PromptCache | None = None
     """The cache keys and markers of the app's requests; None for requests as the original sends them."""
+    meter: CostMeter | None = None
+    """Counts the calls of models and their dollars; None without prices."""
 
     @classmethod
     def of(
@@ -53,6 +58,7 @@ class Options:
         engines: str | None = None,
         read_only: Iterable[Any] | None = None,
         prompt_cache: bool = False,
+        prices: Mapping[str, Price] | None = None,
     ) -> Options:
         """Check the arguments. Raise `RegistrationError` for unknown passes and values, and for a pool that is none."""
         if isinstance(read_only, str) or not isinstance(read_only or (), Iterable):
@@ -71,7 +77,14 @@ class Options:
         threads = concurrent_objects(concurrent)
         tools = tuple(read_only or ())
         cache = PromptCache(app or "") if prompt_cache else None
-        return cls(pool, pairs(bind), resolved_passes, speculate, app, shadow, threads, strict, engines, tools, cache)
+        table = pool.prices if prices is None and pool is not None else prices
+        meter = None
+        if table is not None:  # that module knows the frameworks, which do not import each other
+            meter = CostMeter(checked_prices(table), later("teola_plugin.adapters.app_frameworks", "tokens_of"))
+        bindings = pairs(bind)
+        return cls(
+            pool, bindings, resolved_passes, speculate, app, shadow, threads, strict, engines, tools, cache, meter
+        )
 
     @property
     def threads(self) -> ThreadSafety:
@@ -80,7 +93,7 @@ class Options:
 
     def inside(self) -> Options:
         """Return the options for a part of the object: bindings are done by then, and only whole calls are compared."""
-        return replace(self, bind=(), shadow=0.0, engines=None, strict=False, prompt_cache=None)
+        return replace(self, bind=(), shadow=0.0, engines=None, strict=False, prompt_cache=None, meter=None)
 
 
 def pairs(bind: Bindings | None) -> tuple[tuple[Any, str], ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from teola_plugin.adapters.plan_summary import listed
 from teola_plugin.graph import Component, PromptPart
+from teola_plugin.observe.spans import Cost
 from teola_plugin.tracer.report import WORDS, TraceReport
 
 Section = tuple[str, str]
@@ -272,7 +273,10 @@ class PlanReport:
     sections: tuple[Section, ...] = ()
     """Everything else: titles and their texts."""
     engines_text: str = ""
-    """The section on what `engines=` has bound, and what it left alone."""
+    """The sections on what `engines=`, `prompt_cache=` and `prices=` did."""
+    cost: Cost | None = None
+    """The calls of models, tokens and dollars of the latest queries, at most 100. None without `prices=`, and before
+    the first query."""
     seconds: float | None = None
     """How long the last query took; None before one, or if it was not traced."""
     seconds_saved: float | None = None

@@ -18,13 +18,13 @@ from teola_plugin.adapters.automatic_engines import OwnPool
 from teola_plugin.engines.base import EngineLoad
 from teola_plugin.errors import EngineError, pool_closed
 from teola_plugin.graph import INPUT, Batching, EngineProfile, Graph, PrimitiveKind, Ref
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Request, Result
 from teola_plugin.runtime.engine_requests import EngineRequest
 from teola_plugin.runtime.local import LocalRuntime
 from teola_plugin.runtime.ports.batches import Callers, OutstandingRequests
 from teola_plugin.runtime.ports.port import DirectPort, Port, PortListener
-from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.threads import ForkedLock, in_child
 from teola_plugin.scheduling.engine_queue import DepthChanged, Enqueue
 

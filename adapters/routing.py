@@ -8,6 +8,7 @@ provider method stays the user's own object.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -18,7 +19,8 @@ from weakref import ref
 from teola_plugin.adapters.calls import aitems_inside, items_inside
 from teola_plugin.adapters.prompt_cache import PromptCache
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.query_run import during
+from teola_plugin.runtime.query_run import QueryRun, during
+from teola_plugin.runtime.usage import CostMeter, QueryUsage
 
 T = TypeVar("T")
 ROUTE = "__teola_route__"
@@ -81,18 +83,22 @@ class RoutingRules:
         servers: Callable[[ServerModel], EngineRoute | None] | None = None,
         server_model_of: Callable[[Any], ServerModel | None] = lambda obj: None,
         prompt_cache: PromptCache | None = None,
+        meter: CostMeter | None = None,
     ) -> None:
         """`servers`: returns the route of calls to a model on a server. `server_model_of`: returns which model on which
         server an object talks to; None for objects that talk to none. `prompt_cache`: for models that no engine serves.
+        `meter`: counts the calls of models, if the app has prices.
         """
         self._objects = {id(obj): (obj, route) for obj, route in objects}
         self._derived: WeakIdentityMap[EngineRoute] = WeakIdentityMap()
         self._classes = dict(classes or {})
         self._servers, self._server_model_of = servers, server_model_of
-        self.prompt_cache = prompt_cache
+        self.prompt_cache, self.meter = prompt_cache, meter
+        self.usage: QueryUsage | None = None
+        """Counts the calls of the query for which these rules hold; None for rules of no certain query."""
 
     def __bool__(self) -> bool:
-        return bool(self._objects or self._classes or self._servers or self.prompt_cache)
+        return bool(self._objects or self._classes or self._servers or self.prompt_cache or self.meter or self.usage)
 
     @property
     def pools(self) -> list[EnginePool]:
@@ -103,7 +109,7 @@ class RoutingRules:
     @property
     def holds_for_new_objects(self) -> bool:
         """True if there are rules for objects that do not exist yet."""
-        return bool(self._classes or self._servers or self.prompt_cache)
+        return bool(self._classes or self._servers or self.prompt_cache or self.meter)
 
     def route(self, obj: Any) -> EngineRoute | None:
         """Return the engine that does the work of an object; None if the object does it itself."""
@@ -155,6 +161,35 @@ def route_of(obj: Any) -> EngineRoute | None:
         return route or None
     rules = current_rules.get()
     return None if rules is None else rules.route(obj)
+
+
+def rules_of_call(rules: RoutingRules | None, queries: int = 1) -> RoutingRules | None:
+    """Return the rules for one call of an app, with what counts its calls of models, if it has prices.
+
+    A call inside another one counts for that. `queries`: number of queries in the call, of which a batch has several.
+    """
+    if rules is None:
+        return None
+    outer = current_rules.get()
+    usage = None if outer is None else outer.usage
+    if usage is None and rules.meter is not None:
+        usage = rules.meter.new_query(queries)
+    if usage is None:
+        return rules
+    rules = copy.copy(rules)
+    rules.usage = usage
+    return rules
+
+
+def meter_run(rules: RoutingRules | None, run: QueryRun, pool: EnginePool) -> None:
+    """Let the trace of a live query say what its calls of models cost, if the rules of its call count them."""
+    if rules is None or rules.usage is None:
+        return
+
+    def engine_model(name: str) -> str:
+        return pool.engine(name).versions().get("model", "") if name in pool.engine_names else ""
+
+    rules.usage.attach(run, engine_model)
 
 
 def under_routing(rules: RoutingRules | None) -> AbstractContextManager[None]:

@@ -6,11 +6,6 @@ alternates, caches are emptied before each run, final states are compared. A spe
 out what LangGraph itself takes (`own_s`: the plain graph on engines that take no time). The time to the first token is
 that of the answer, by `astream(stream_mode="messages")`.
 
-In the JSON, `worst_behind_ms` is the most that any accelerated entry point is behind the same one of the original, in
-pairs; `worst_behind_better_ms` is over the better one. A row's share is (speed-up - 1) / (possible - 1), where 1.05 or
-more is possible: `share_of_possible` is the mean of all rows, `share_of_possible_seen` of those whose calls the tracer
-sees. `wasted` are spans, tokens and calls of the model that the original does not make, for each query.
-
     python -m benchmarks.graphs --json
 """
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TeolaError,
         TraceError,
     )
+    from teola_plugin.observe.spans import Price
     from teola_plugin.pool import EnginePool
     from teola_plugin.workflow import Workflow
 
@@ -40,6 +41,7 @@ _HOMES = {
     "accelerate": "teola_plugin.adapters",
     "uninstall": "teola_plugin.adapters",
     "EnginePool": "teola_plugin.pool",
+    "Price": "teola_plugin.observe.spans",
     "Workflow": "teola_plugin.workflow",
 }
 """Where public names live; errors, the rest, in `teola_plugin.errors`."""
@@ -53,6 +55,7 @@ __all__ = [
     "GraphError",
     "MissingPackage",
     "PassError",
+    "Price",
     "QueryCancelled",
     "QueryError",
     "QueryTimeout",

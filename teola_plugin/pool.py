@@ -18,7 +18,7 @@ from teola_plugin.errors import RegistrationError, require_modules, unknown_name
 from teola_plugin.graph import EngineProfile, PrimitiveKind, Query, RequestContext, Shape, WorkflowTemplate
 from teola_plugin.lazy_names import later
 from teola_plugin.observe.recorder import TraceSink
-from teola_plugin.observe.spans import QueryTrace
+from teola_plugin.observe.spans import Price, QueryTrace
 from teola_plugin.passes import DEFAULT_PASSES, GraphCache, Optimised, Pass, PassContext, PassPipeline, resolve_passes
 from teola_plugin.pool_engines import Engines, by_name, default_engine, prepared, sink_of
 from teola_plugin.runtime.local import LocalRuntime
@@ -52,6 +52,8 @@ class EnginePool:
         self._caches: dict[tuple[Pass, ...], GraphCache] = {}
         self.times_forgotten = 0
         """Calls of `forget`: who keeps plans of the pool drops those that are older."""
+        self.prices: Mapping[str, Price] | None = None
+        """The price of each model by its name, for objects that are accelerated without `prices=`; None for none."""
         self._deployments: dict[str, Any] = {}
         self._outstanding: set[Future[Any]] = set()
         self._started = False
@@ -109,14 +111,18 @@ class EnginePool:
     ) -> EnginePool:
         """A pool in this process with the engines of a pool's file (extra `yaml` or `ray`); not started.
 
-        Policies and `max_queued` are the file's; what only a cluster has (reserved resources, autoscaling) is left out.
-        Raises `ConfigError`, `MissingPackage` without PyYAML and pydantic, and what engines raise when they are made.
+        Policies, `max_queued` and `prices` are the file's; what only a cluster has (reserved resources, autoscaling) is
+        left out. Raises `ConfigError`, `MissingPackage` without PyYAML and pydantic, and what engines raise when made.
         """
+        from teola_plugin.cluster.config import PoolConfig
         from teola_plugin.cluster.deployment.engine_factory import engines_here
 
-        engines_by_name, policies, max_queued = engines_here(config)
+        settings = config if isinstance(config, PoolConfig) else PoolConfig.read(config)
+        engines_by_name, policies, max_queued = engines_here(settings)
         parts = prepared(engines_by_name, policies, details, None, tracing, max_queued, may_be_empty=True)
-        return cls(*parts, passes)
+        pool = cls(*parts, passes)
+        pool.prices = settings.price_table
+        return pool
 
     @classmethod
     def on_this_loop(

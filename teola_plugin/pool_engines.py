@@ -101,9 +101,10 @@ def prepared(
 ) -> tuple[LocalRuntime, dict[str, Sequence[Engine]]]:
     """Return the runtime of a local pool, and the replicas of its engines by name. Raise `RegistrationError`.
 
-    `may_be_empty`: the pool may have no engines, for apps that are served on models of their own.
+    `may_be_empty`: the pool may have no engines, for apps that are served on models of their own. So may one with
+    `tracing`, which sends the traces of such apps.
     """
-    if not engines_by_name and not may_be_empty:
+    if not engines_by_name and not may_be_empty and tracing is None:
         raise RegistrationError("a pool needs at least one engine.", hint="e.g. EnginePool.local(llm='path/to/model')")
     policies = {n: _policy(one) for n, one in policy.items()} if isinstance(policy, Mapping) else _policy(policy)
     engines: dict[str, Sequence[Engine]] = {name: replicas_of(name, engine) for name, engine in engines_by_name.items()}

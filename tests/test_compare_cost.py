@@ -21,7 +21,7 @@ from benchmarks.public_apps.replies import prompt_tokens
 from benchmarks.public_apps.server import FakeServer, LoggedRequest, fake_server
 from teola_plugin import accelerate
 from teola_plugin.adapters.app_frameworks import entries_of
-from teola_plugin.cli.compare.figures import Prices, cost_per_query
+from teola_plugin.cli.compare.figures import cost_per_query
 from teola_plugin.cli.compare.measure import (
     ASYNC,
     FAST_ASYNC,
@@ -29,9 +29,10 @@ from teola_plugin.cli.compare.measure import (
     SYNC,
     CompareSession,
     TimedRun,
-    TokenCount,
 )
 from teola_plugin.cli.main import main
+from teola_plugin.observe import Price
+from teola_plugin.runtime.usage import QueryUsage, Tokens
 from teola_plugin.shims.interception import observed, observers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of ChatOpenAI with a schema
@@ -54,6 +55,11 @@ def input_of(app: App) -> Any:
     return {"query": app.input} if app.kind == "workflow" else app.input
 
 
+def facts_of(run: TimedRun) -> dict[str, Any]:
+    assert run.usage is not None
+    return run.usage.cost().facts()
+
+
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
 def test_calls_and_tokens_are_those_that_the_server_received(app: App, server: FakeServer) -> None:
     original = app.build(server.base_url)
@@ -66,10 +72,11 @@ def test_calls_and_tokens_are_those_that_the_server_received(app: App, server: F
             requests = chats(server.take_log())
 
             if not run.error:  # `invoke` of a graph of coroutines
-                assert run.tokens is not None
-                assert run.tokens.calls == run.tokens.reported_calls == len(requests), variant
-                assert run.tokens.tokens_in == sum(prompt_tokens(one.body) for one in requests), variant
-                assert run.tokens.tokens_out >= len(requests), variant
+                facts = facts_of(run)
+                assert facts["calls"] == len(requests), variant
+                assert facts["calls_without_tokens"] == facts["wasted_calls"] == 0, variant
+                assert facts["input_tokens"] == sum(prompt_tokens(one.body) for one in requests), variant
+                assert facts["output_tokens"] >= len(requests), variant
 
 
 def test_prefetched_call_that_nobody_used_counts(server: FakeServer) -> None:
@@ -87,10 +94,10 @@ def test_prefetched_call_that_nobody_used_counts(server: FakeServer) -> None:
         accelerated_requests = chats(server.take_log())
 
     assert plain.error == accelerated.error != ""
-    assert plain.tokens is not None
-    assert accelerated.tokens is not None
-    assert plain.tokens.calls == len(plain_requests) == 1
-    assert accelerated.tokens.calls == len(accelerated_requests) == 2
+    assert facts_of(plain)["calls"] == len(plain_requests) == 1
+    assert facts_of(plain)["wasted_calls"] == 0
+    assert facts_of(accelerated)["calls"] == len(accelerated_requests) == 2
+    assert facts_of(accelerated)["wasted_calls"] == 1
 
 
 def test_streamed_runs_count_their_calls_once(server: FakeServer) -> None:
@@ -102,9 +109,9 @@ def test_streamed_runs_count_their_calls_once(server: FakeServer) -> None:
         run = session.run("plain, stream", 0, {"x": "oats"})
 
     (request,) = chats(server.take_log())
-    assert run.tokens is not None
-    assert (run.tokens.calls, run.tokens.reported_calls) == (1, 1)
-    assert run.tokens.tokens_in == prompt_tokens(request.body)
+    facts = facts_of(run)
+    assert (facts["calls"], facts["calls_without_tokens"]) == (1, 0)
+    assert facts["input_tokens"] == prompt_tokens(request.body)
 
 
 def test_nothing_is_counted_after_the_comparison(server: FakeServer) -> None:
@@ -115,30 +122,33 @@ def test_nothing_is_counted_after_the_comparison(server: FakeServer) -> None:
     chain.invoke({"x": "oats"})
     asyncio.run(chain.ainvoke({"x": "oats"}))
 
-    assert run.tokens is not None
-    assert run.tokens.calls == 1
+    assert facts_of(run)["calls"] == 1
 
 
 # ------------------------------------------------------------ figures
 
 
-def run_with(variant: str, calls: int, tokens_in: int, tokens_out: int, unreported: int = 0) -> TimedRun:
-    count = TokenCount()
+def run_with(
+    variant: str, calls: int, tokens_in: int, tokens_out: int, unreported: int = 0, price: Price | None = None
+) -> TimedRun:
+    usage = QueryUsage(lambda model: price, lambda value: value)
     for number in range(calls):
-        count.add_call()
+        call = usage.call_began(object(), {})
         if number >= unreported:
-            count.add_tokens(tokens_in, tokens_out, is_first=True)
-    return TimedRun(variant, 0, 1.0, "answer", tokens=count)
+            usage.result_came(call, Tokens(tokens_in, 0, tokens_out))
+    return TimedRun(variant, 0, 1.0, "answer", usage=usage)
 
 
 def test_cost_is_the_mean_of_a_query() -> None:
-    runs = [run_with(SYNC, 1, 1000, 100), run_with(ASYNC, 3, 1000, 100), run_with(FAST_SYNC, 4, 500, 50, unreported=1)]
+    price = Price(2.0, 10.0)
+    plain = [run_with(SYNC, 1, 1000, 100, price=price), run_with(ASYNC, 3, 1000, 100, price=price)]
 
-    cost = cost_per_query(runs, Prices(2.0, 10.0))
+    cost = cost_per_query([*plain, run_with(FAST_SYNC, 4, 500, 50, unreported=1, price=price)])
 
     assert cost["plain"] == {
         "calls": 2.0,
         "calls_without_tokens": 0.0,
+        "wasted_calls": 0.0,
         "tokens_in": 2000.0,
         "tokens_out": 200.0,
         "dollars": pytest.approx(0.006),
@@ -149,7 +159,7 @@ def test_cost_is_the_mean_of_a_query() -> None:
 
 
 def test_without_prices_there_are_no_dollars() -> None:
-    assert cost_per_query([run_with(SYNC, 1, 1000, 100)], None)["plain"]["dollars"] is None
+    assert cost_per_query([run_with(SYNC, 1, 1000, 100)])["plain"]["dollars"] is None
 
 
 # ------------------------------------------------------------ the command
@@ -192,7 +202,7 @@ def test_json_has_tokens_and_dollars_of_a_query(module: str, capfd: pytest.Captu
     status = main(arguments_for(f"{module}:counting", "--json", "--price-in", "0.15", "--price-out", "0.6"))
 
     cost = json.loads(capfd.readouterr().out)["cost_per_query"]
-    figures = {"calls": 1.0, "calls_without_tokens": 0.0, "tokens_in": 1000.0, "tokens_out": 200.0}
+    figures = {"calls": 1.0, "calls_without_tokens": 0.0, "wasted_calls": 0.0, "tokens_in": 1000.0, "tokens_out": 200.0}
     assert status == 0
     assert cost["plain"] == cost["accelerated"] == {**figures, "dollars": pytest.approx(0.00027)}
 
@@ -239,7 +249,7 @@ class Heard:
         self.calls = 0
         self.values: list[Any] = []
 
-    def call_began(self) -> int:
+    def call_began(self, target: Any, options: Any, /) -> int:
         self.calls += 1
         return self.calls
 

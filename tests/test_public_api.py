@@ -22,7 +22,7 @@ ERRORS = {
 
 def test_all_is_sorted_and_complete() -> None:
     assert teola_plugin.__all__ == sorted(teola_plugin.__all__)
-    assert set(teola_plugin.__all__) == {"accelerate", "uninstall", "EnginePool", "Workflow", *ERRORS}
+    assert set(teola_plugin.__all__) == {"accelerate", "uninstall", "EnginePool", "Price", "Workflow", *ERRORS}
 
 
 @pytest.mark.parametrize("name", teola_plugin.__all__)

@@ -20,7 +20,7 @@ from teola_plugin.adapters.langchain.started_calls import (
     streaming,
     under_rules,
 )
-from teola_plugin.adapters.routing import RoutingRules, under_routing
+from teola_plugin.adapters.routing import RoutingRules, rules_of_call, under_routing
 from teola_plugin.errors import QueryTimeout
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
@@ -108,7 +108,7 @@ class BatchMethods:
         rules = self._rules(started.configs[0])
         with (
             under_rules(rules),
-            under_routing(self._routing),
+            under_routing(rules_of_call(self._routing)),
             closing(*started.tables),
             streaming(*started.runs),
         ):
@@ -141,17 +141,18 @@ class BatchMethods:
         with `return_exceptions`.
         """
         configs = get_config_list(config, len(inputs))
-        started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=False))
-        if started is None:
-            original = self._of_all(configs)
-            with original.running(checked=False):
-                answers = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-            return _in_time(answers, original.deadline, return_exceptions)
-        with self._running(started):
-            answers = started.chain.batch(
-                inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
-            )
-        return _in_time(answers, started.deadline, return_exceptions)
+        with under_routing(rules_of_call(self._routing, len(inputs))):  # calls of models are counted for all together
+            started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=False))
+            if started is None:
+                original = self._of_all(configs)
+                with original.running(checked=False):
+                    answers = self._chain.batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+                return _in_time(answers, original.deadline, return_exceptions)
+            with self._running(started):
+                answers = started.chain.batch(
+                    inputs, started.configs, return_exceptions=return_exceptions, **{**self.kwargs, **kwargs}
+                )
+            return _in_time(answers, started.deadline, return_exceptions)
 
     async def abatch(
         self,
@@ -163,16 +164,17 @@ class BatchMethods:
     ) -> list[Any]:
         """Run the framework's own `abatch` with a live query for each input; see `batch`."""
         configs = get_config_list(config, len(inputs))
-        started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=True))
-        if started is None:
-            original = self._of_all(configs)
-            with original.running(checked=False):
-                work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
-                return await _ain_time(work, original.deadline, len(inputs), return_exceptions)
-        with self._running(started):
-            arguments = {**self.kwargs, **kwargs}
-            work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **arguments)
-            return await _ain_time(work, started.deadline, len(inputs), return_exceptions)
+        with under_routing(rules_of_call(self._routing, len(inputs))):
+            started = self._start_all(inputs, configs, kwargs, EntryPoint(on_loop=True))
+            if started is None:
+                original = self._of_all(configs)
+                with original.running(checked=False):
+                    work = self._chain.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+                    return await _ain_time(work, original.deadline, len(inputs), return_exceptions)
+            with self._running(started):
+                arguments = {**self.kwargs, **kwargs}
+                work = started.chain.abatch(inputs, started.configs, return_exceptions=return_exceptions, **arguments)
+                return await _ain_time(work, started.deadline, len(inputs), return_exceptions)
 
     def batch_as_completed(
         self,

@@ -34,11 +34,11 @@ from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
 from teola_plugin.graph import INPUT, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
-from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult, is_fallible

@@ -18,7 +18,7 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
-from teola_plugin.adapters.automatic_engines import Serving, engines_text
+from teola_plugin.adapters.automatic_engines import Serving, report_with_rules
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
@@ -44,7 +44,7 @@ from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
 from teola_plugin.adapters.planned_queries import expected_sizes, graph_saves_time, joinable, log_fallback, submit
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
-from teola_plugin.adapters.routing import RoutingRules, under_routing
+from teola_plugin.adapters.routing import RoutingRules, meter_run, rules_of_call, under_routing
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace
@@ -297,7 +297,8 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             calls=[*(row for row in rows if row.target not in classes), *composites],
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
-        return replace(report, advice=(*report.advice, *waits), engines_text=engines_text(self._serving, self._routing))
+        advice_lines = (*report.advice, *waits)
+        return report_with_rules(replace(report, advice=advice_lines), self._serving, self._routing)
 
     @property
     def serving(self) -> Serving | None:
@@ -337,20 +338,21 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         if self.config or has_plan or type(config) not in (dict, type(None)):
             merged = ensure_config(self._with_own(config) if self.config else config)
         requested, runs = requested_context(merged), active_runs((merged or {}).get("callbacks"))
+        rules = rules_of_call(self._routing)
         if merged is not None and has_plan:
             try:
                 is_unknown = streamed or kwargs or self._pool is None
                 form = AnswerForm.UNKNOWN if is_unknown else form_of_answers(merged)
-                with under_routing(self._routing):
+                with under_routing(rules):
                     started = self._started(
-                        input, merged, _CallOptions(requested, runs, form), plan, entry, limit, is_whole_call
+                        input, merged, _CallOptions(requested, runs, form, rules), plan, entry, limit, is_whole_call
                     )
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
                 if started is not None:
                     return started
-        return self._unplanned(config, requested, runs)
+        return self._unplanned(config, requested, runs, rules)
 
     def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
         """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
@@ -361,7 +363,13 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         merged = merge_configs(self.config, config)
         return merge_configs(merged, *(factory(merged) for factory in self.config_factories))
 
-    def _unplanned(self, config: RunnableConfig | None, requested: RequestedContext, runs: list[Any]) -> StartedCall:
+    def _unplanned(
+        self,
+        config: RunnableConfig | None,
+        requested: RequestedContext,
+        runs: list[Any],
+        routing: RoutingRules | None,
+    ) -> StartedCall:
         """Start the original alone, without a plan.
 
         It belongs to the query around it if the same context was requested there, and otherwise has its own deadline
@@ -376,7 +384,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             request_context=request_context,
             deadline=deadline,
             composites=self._rules(config),
-            routing=self._routing,
+            routing=routing,
         )
 
     def _started(
@@ -410,8 +418,9 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             table,
             deadline=Deadline.of(run),
             composites=self._rules(config),
-            routing=self._routing,
+            routing=call_options.routing,
         )
+        meter_run(call_options.routing, run.query_run, pool)
         self._last[:] = [run]
         if entry is not None and not entry.streams and plan is None and run.claiming is not Claiming.ALLOWED:
             return started  # only traced: the context variable of `live` will do, without a callback at every node
@@ -520,8 +529,8 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
     def _original(self, config: RunnableConfig | None, requested: RequestedContext | None = None) -> StartedCall:
         """Start the original alone: nothing can be prefetched, as where the input comes in pieces."""
         merged = ensure_config(config)
-        runs = active_runs(merged.get("callbacks"))
-        return self._unplanned(config, requested_context(merged) if requested is None else requested, runs)
+        runs, rules = active_runs(merged.get("callbacks")), rules_of_call(self._routing)
+        return self._unplanned(config, requested_context(merged) if requested is None else requested, runs, rules)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         if _version_of_events(self.bound, kwargs) == "v3":
@@ -552,11 +561,13 @@ def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 class _CallOptions(NamedTuple):
-    """The request context that a call asks for, the queries around it, and the form in which its models answer."""
+    """The request context that a call asks for, the queries around it, and how its models are called."""
 
     requested: RequestedContext
     runs: list[Any]
     form: AnswerForm
+    """The form in which its models answer."""
+    routing: RoutingRules | None = None
 
 
 hide_from_stack_levels(globals())

@@ -24,7 +24,7 @@ from langchain_core.utils.aiter import aclosing
 from langgraph.errors import GraphBubbleUp
 from langgraph.pregel import Pregel
 
-from teola_plugin.adapters.automatic_engines import Serving, engines_text
+from teola_plugin.adapters.automatic_engines import Serving, report_with_rules
 from teola_plugin.adapters.calls import (
     NO_APP,
     Deadline,
@@ -43,7 +43,7 @@ from teola_plugin.adapters.langgraph.plans import Parts, Plans, is_same_shape, s
 from teola_plugin.adapters.method_adapter import subclass_of
 from teola_plugin.adapters.planned_queries import joinable, log_fallback
 from teola_plugin.adapters.provider_executor import ProviderPool, shared_pool
-from teola_plugin.adapters.routing import RoutingRules, under_routing
+from teola_plugin.adapters.routing import RoutingRules, meter_run, rules_of_call, under_routing
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep
@@ -354,7 +354,9 @@ class AcceleratedGraph:
 
     def _call_of(self, run: Any, config: RunnableConfig | None = None, **options: Any) -> StartedCall:
         graph: Any = self
-        composites, routing = self._teola.composites, self._teola.routing
+        composites, routing = self._teola.composites, rules_of_call(self._teola.routing)
+        if run is not None and self._teola.pool is not None:
+            meter_run(routing, run.query_run, self._teola.pool)
         return StartedCall(run, config, graph, composites=composites, routing=routing, **options)
 
     # ------------------------------------------------------------ explanations and traces
@@ -393,7 +395,7 @@ class AcceleratedGraph:
             note = NOTHING_PREFETCHED if acceleration.pool is None else ""
             trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
             report = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
-        return replace(report, engines_text=engines_text(acceleration.serving, acceleration.routing))
+        return report_with_rules(report, acceleration.serving, acceleration.routing)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one."""

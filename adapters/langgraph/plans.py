@@ -25,9 +25,9 @@ from teola_plugin.adapters.planned_queries import graph_saves_time, log_fallback
 from teola_plugin.adapters.provider_executor import ensure_engine
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
-from teola_plugin.runtime.provider_calls import PROVIDER
 from teola_plugin.runtime.query_run import CallPosition, DeferredSubplan, QueryRun, SubplanRun, current_position
 from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult

@@ -50,7 +50,7 @@ def _session(obj: Any, options: Options) -> Any:
     settings = Settings(options.passes, options.speculate, options.app or "default", threads=options.threads)
     options = replace(options, pool=options.pool or the_pool_of(obj))
     serving = rules = None
-    if options.engines is not None or options.bind or options.prompt_cache is not None:
+    if options.engines is not None or options.bind or options.prompt_cache or options.meter:
         from teola_plugin.adapters.llamaindex.binding.rules import rules_for
 
         options, rules, serving = rules_for(obj, options)

@@ -22,7 +22,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
-from teola_plugin.adapters.automatic_engines import engines_text
+from teola_plugin.adapters.automatic_engines import report_with_rules
 from teola_plugin.adapters.calls import RequestedContext
 from teola_plugin.adapters.llamaindex.session import query_input
 from teola_plugin.adapters.method_adapter import forwarded_slots, subclass_of
@@ -172,7 +172,7 @@ class Accelerated:
     def __teola_report__(self, input: Any = None) -> PlanReport:
         session = session_of(self)
         report: PlanReport = session.report(self.__teola_entry__, None if input is None else query_input(input))
-        return replace(report, engines_text=engines_text(session.serving, session.rules))
+        return report_with_rules(report, session.serving, session.rules)
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):

@@ -58,7 +58,7 @@ class WritingSession(ServedObject):
         """
         is_off = self._options.speculate == "off"
         with (
-            self.routing(),
+            self.calling(),
             nullcontext() if is_off else prefetching(self._options.threads),
             _under_app_name(self.app),
         ):

@@ -51,7 +51,15 @@ from teola_plugin.adapters.planned_queries import (
     plan_saves_time,
     submit,
 )
-from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
+from teola_plugin.adapters.routing import (
+    RoutingRules,
+    arouted_items,
+    current_rules,
+    meter_run,
+    routed_items,
+    rules_of_call,
+    under_routing,
+)
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.graph import RequestContext
@@ -181,6 +189,10 @@ class ServedObject:
     def routing(self) -> AbstractContextManager[None]:
         """Return a context in which the engines do the work of this object's models."""
         return under_routing(self.rules)
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Return the context of one call of the original: as `routing`, and its calls of models are counted for it."""
+        return under_routing(rules_of_call(self.rules))
 
 
 def unchanged(obj: Any) -> Any:
@@ -313,7 +325,7 @@ class Session(ServedObject):
 
     def call(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Any]) -> Any:
         """Return what `invoke` returns for the target, while the live query of the call runs."""
-        with self.routing():
+        with self.calling():
             call = self._begin(entry, graph_input, is_async=False)
             with call.failing(), joined(call.query_run, call.request_context):
                 answer = invoke(call.target)
@@ -322,7 +334,7 @@ class Session(ServedObject):
 
     async def acall(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
-        with self.routing():
+        with self.calling():
             call = self._begin(entry, graph_input, is_async=True)
             with call.failing(), joined(call.query_run, call.request_context):
                 async with interrupting(call.deadline):
@@ -333,6 +345,7 @@ class Session(ServedObject):
         """Start the live query of a call. If it cannot be planned, the call runs without one."""
         current = current_run.get()
         runs = [] if current is None else [current]
+        rules = None if self.rules is None else current_rules.get()
         if self.pool is not None:
             try:
                 target = self._target_for(entry, graph_input)
@@ -341,11 +354,12 @@ class Session(ServedObject):
                 log_fallback(error, self.original, f"a call of `{entry}`")
             else:
                 self._last[:] = [run]
+                meter_run(rules, run.query_run, self.pool)
                 prefetcher = None if is_async else self._start_prefetching(run, entry, graph_input)
-                return StartedCall(run, target, None, Deadline.of(run), prefetcher, self.rules)
+                return StartedCall(run, target, None, Deadline.of(run), prefetcher, rules)
         clock = time.monotonic if self.pool is None else self.pool.runtime.time
         request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
-        unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=self.rules)
+        unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=rules)
         is_off = is_async or self.settings.speculate == "off" or isinstance(self.original, Workflow)
         if self.pool is not None or is_off:
             return unplanned_call
@@ -399,7 +413,9 @@ class Session(ServedObject):
         if outer_run is not None:
             return JoinedRun(outer_run)
         query = new_query(self.settings.requested_context, runs, self.settings.app, None, pool.runtime.time())
-        return pool.runtime.watch(query, joins=True)
+        run = pool.runtime.watch(query, joins=True)
+        meter_run(current_rules.get(), run, pool)
+        return run
 
     def _submit(self, pool: EnginePool, entry: str, graph_input: GraphInput | None, runs: Sequence[Any]) -> Run:
         """Submit the graph of a call: as a query, or as a part of the query around it."""

@@ -4,12 +4,6 @@ Engines are fakes that take as long as RTX 3090s (`profiles.rtx3090`; two replic
 0.5 s, which is a guess), in wall-clock time. Every scheme gets the same queries, each with caches and collections
 emptied before it; who is first alternates; answers and sources are compared.
 
-The baselines: LlamaDist runs module after module without a prefix cache. LlamaDistPC has a prefix cache and runs
-independent modules side by side. Both send requests by invocation (PO) or in blind batches (TO). AutoGen passes
-messages from agent to agent. `modern` is what a careful author writes with asyncio, with prefix caching and routing by
-prefix. Haystack is its pipelines (`Pipeline.run_async`). `script` makes one call after the other, and `object` is the
-application as it is. With one query there is little to order, so PO and TO hardly differ.
-
     python -m benchmarks.apps --ground profile --json
     python -m benchmarks.apps --ground real --json
 

@@ -128,7 +128,9 @@ def _pool(config: ServiceConfig, connect: str | None, tracing: Any) -> Any:
 
     if connect is None:
         return EnginePool.from_yaml(config, tracing=tracing)
-    return EnginePool.connect(None if connect == _THIS_MACHINE else connect, pool=config.name, tracing=tracing)
+    pool = EnginePool.connect(None if connect == _THIS_MACHINE else connect, pool=config.name, tracing=tracing)
+    pool.prices = config.price_table
+    return pool
 
 
 def _python_command() -> str:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from teola_plugin.engines.devices.assignment import parse_cores
 from teola_plugin.errors import ConfigError, TeolaError, missing_package
+from teola_plugin.observe.spans import Price
 from teola_plugin.scheduling import POLICIES
 
 try:
@@ -235,6 +236,26 @@ def _checked_cores(value: Any) -> str:
     return text
 
 
+class PriceConfig(BaseModel):
+    """The price of a model, in dollars per million tokens; see `teola_plugin.Price`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    input: float = Field(ge=0, allow_inf_nan=False)
+    """Price of the tokens of prompts."""
+    output: float = Field(ge=0, allow_inf_nan=False)
+    """Price of the tokens of answers."""
+    cached_input: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """Price of prompt tokens that the provider found in its cache; by default that of the others."""
+
+    @field_validator("input", "output", "cached_input", mode="before")
+    @classmethod
+    def _check_numbers(cls, value: Any) -> Any:
+        """Refuse True and False, which pydantic would read as 1 and 0. Raise ValueError."""
+        if isinstance(value, bool):
+            raise ValueError("it must be a number")
+        return value
+
+
 class PoolConfig(BaseModel):
     """The settings of one pool."""
 
@@ -243,12 +264,21 @@ class PoolConfig(BaseModel):
     """The name by which `EnginePool.connect(pool=...)` and `teola status` find the pool."""
     engines: dict[str, EngineConfig] = Field(min_length=1)
     """The engines by name. Apps and clients use these names as models."""
+    prices: dict[str, PriceConfig] | None = None
+    """The price of each model by its name, in dollars per million tokens: accelerated apps report what queries cost."""
     server: Any = None
     """Settings of `teola serve`, which reads them from the same file and checks them (see `server.settings`)."""
     apps: Any = None
     """Apps of `teola serve`, likewise."""
     langgraph: Any = None
     """A `langgraph.json` whose graphs `teola serve` serves as apps, likewise."""
+
+    @property
+    def price_table(self) -> dict[str, Price] | None:
+        """The prices as `accelerate(..., prices=...)` takes them; None if the file has none."""
+        if self.prices is None:
+            return None
+        return {name: Price(one.input, one.output, one.cached_input) for name, one in self.prices.items()}
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

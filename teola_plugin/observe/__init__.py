@@ -6,15 +6,18 @@ from teola_plugin.observe.html import html_page
 from teola_plugin.observe.otel import emit
 from teola_plugin.observe.progress import progress
 from teola_plugin.observe.recorder import TraceRecorder
-from teola_plugin.observe.spans import GraphEdge, GraphNode, GraphView, QueryTrace, Span
+from teola_plugin.observe.spans import Cost, GraphEdge, GraphNode, GraphView, ModelCost, Price, QueryTrace, Span
 from teola_plugin.observe.steps import Step, Wait
 from teola_plugin.observe.text import format_summary, timeline_text
 
 __all__ = [
+    "Cost",
     "GraphEdge",
     "GraphNode",
     "GraphView",
+    "ModelCost",
     "PathStep",
+    "Price",
     "QueryTrace",
     "Span",
     "Step",

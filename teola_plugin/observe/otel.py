@@ -13,12 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.errors import RegistrationError, extra, unknown_name
-from teola_plugin.observe.spans import GENERATION, QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, Cost, QueryTrace, Span
 from teola_plugin.observe.steps import Step
 
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import TracerProvider
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanContext, Tracer, TracerProvider
@@ -165,7 +162,20 @@ def _query_attributes(trace: QueryTrace) -> dict[str, Any]:
         "teola.query.passes": [name for name, fired, _ in trace.passes if fired],
         "teola.wasted.primitives": wasted,
         "teola.wasted.tokens": wasted_tokens,
+        **({} if trace.cost is None else _cost_attributes(trace.cost)),
     }
+
+
+def _cost_attributes(cost: Cost) -> dict[str, Any]:
+    """Return the attributes of a query's span for its calls of models: `teola.cost.dollars` only where it is known.
+
+    The names are not those of OpenTelemetry's conventions: products would add these tokens to those of the app's spans.
+    """
+    facts = cost.facts()
+    del facts["queries"]
+    unpriced = facts.pop("unpriced")
+    attributes = {f"teola.cost.{name}": value for name, value in facts.items() if value is not None}
+    return attributes | ({"teola.cost.unpriced": unpriced} if unpriced else {})
 
 
 def _step_attributes(step: Step, trace: QueryTrace) -> dict[str, Any]:

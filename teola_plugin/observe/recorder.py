@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from teola_plugin.observe.spans import GENERATION, Detail, GraphView, PassRun, QueryTrace, Span
+from teola_plugin.observe.spans import GENERATION, Cost, Detail, GraphView, PassRun, QueryTrace, Span
 from teola_plugin.observe.steps import StepLog, Wait
 
 
@@ -416,20 +416,23 @@ class TraceRecorder:
         outcome: str = "done",
         steps: StepLog | None = None,
         waits: tuple[Wait, ...] | None = None,
+        cost_of: Callable[[Sequence[Span]], Cost] | None = None,
     ) -> QueryTrace | None:
         """End a query at `at`. Return its trace, which is also kept, or None if the query is unknown or finished.
 
-        Open spans count as cancelled. Times later than `at` are cut off.
+        Open spans count as cancelled. Times later than `at` are cut off. `cost_of`: returns the cost of a query with
+        these spans.
         """
         query = self._open.pop(query_id, None)
         if query is None:
             return None
+        spans = tuple(close_span(query_id, query.app, name, span, at) for name, span in query.order if not span.merged)
         trace = QueryTrace(
             query_id,
             query.app,
             query.started,
             at,
-            tuple(close_span(query_id, query.app, name, span, at) for name, span in query.order if not span.merged),
+            spans,
             query.graph_text,
             query.pgraph_text,
             query.passes,
@@ -440,6 +443,7 @@ class TraceRecorder:
             steps.steps() if steps is not None else (),
             steps.left_out if steps is not None else 0,
             waits,
+            None if cost_of is None else cost_of(spans),
         )
         if query.tenant is not None:
             self._keep_trace(trace, query.tenant)

@@ -6,10 +6,11 @@ lies below `graph` and works on plain data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from teola_plugin.errors import RegistrationError
 from teola_plugin.observe.critical_path import PathStep, critical_path
 from teola_plugin.observe.steps import Step, Wait
 
@@ -109,6 +110,161 @@ class GraphView:
         return cls(nodes, edges)
 
 
+# ------------------------------------------------------------ tokens and dollars
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of a model, in dollars per million tokens.
+
+    Args:
+        input: Of tokens of prompts.
+        output: Of tokens of answers, those of reasoning included.
+        cached_input: Of tokens of prompts that the provider found in its cache; None if they cost as much as others.
+
+    Raises:
+        RegistrationError: A price is no number of 0 or more.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        prices = {"input": self.input, "output": self.output}
+        if self.cached_input is not None:
+            prices["cached_input"] = self.cached_input
+        for name, value in prices.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise RegistrationError(
+                    f"the price {name}={value!r} is no number of dollars.",
+                    hint="give dollars per million tokens: Price(input=0.15, output=0.6)",
+                )
+
+    def dollars(self, input_tokens: float, output_tokens: float, cached_tokens: float = 0) -> float:
+        """Return what these tokens cost. `cached_tokens` are among the `input_tokens`."""
+        cached_price = self.input if self.cached_input is None else self.cached_input
+        new_tokens = max(0, input_tokens - cached_tokens)
+        return (new_tokens * self.input + cached_tokens * cached_price + output_tokens * self.output) / 1e6
+
+
+def checked_prices(prices: Any) -> Mapping[str, Price]:
+    """Return a price table as it is. Raise `RegistrationError` unless it has a `Price` for each name of a model."""
+    example = 'write prices={"gpt-4o-mini": Price(input=0.15, output=0.6)}, with `from teola_plugin import Price`'
+    if not isinstance(prices, Mapping):
+        raise RegistrationError(f"prices is a {type(prices).__name__}, which is no table of prices.", hint=example)
+    for name, price in prices.items():
+        if not isinstance(name, str) or not name:
+            raise RegistrationError(f"prices has the key {name!r}, which is no name of a model.", hint=example)
+        if not isinstance(price, Price):
+            raise RegistrationError(f"the price of {name!r} is {price!r}, which is no Price.", hint=example)
+    return dict(prices)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """The calls of one model that were really made, and the tokens that they reported."""
+
+    model: str
+    price: Price | None = None
+    is_wasted: bool = False
+    """True for calls that were made ahead of time and whose results nobody used."""
+    calls: int = 0
+    calls_without_tokens: int = 0
+    """Those of the calls that reported no tokens."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the input tokens that the provider found in its cache."""
+    output_tokens: int = 0
+
+    @property
+    def dollars(self) -> float | None:
+        """The dollars of all reported tokens; None without a price, and if no call has reported any tokens."""
+        if self.price is None or self.calls <= self.calls_without_tokens:
+            return None
+        return self.price.dollars(self.input_tokens, self.output_tokens, self.cached_tokens)
+
+    def plus(self, other: ModelCost) -> ModelCost:
+        """Return the sum of two rows of the same model."""
+        numbers = ("calls", "calls_without_tokens", "input_tokens", "cached_tokens", "output_tokens")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
+
+    def text(self, queries: int = 1) -> str:
+        """Return a line on the calls, per query: `gpt-4o-mini  2.0 calls  1,200.0 tokens in  80.0 out  $0.000228`."""
+        cached = f" ({self.cached_tokens / queries:,.1f} cached)" if self.cached_tokens else ""
+        line = (
+            f"{self.model or 'a model without a name'}  {self.calls / queries:,.1f} calls  "
+            f"{self.input_tokens / queries:,.1f} tokens in{cached}  {self.output_tokens / queries:,.1f} out"
+        )
+        if self.price is None:
+            return f"{line}  no price"
+        line += "" if self.dollars is None else f"  ${self.dollars / queries:.6f}"
+        silent = self.calls_without_tokens
+        return f"{line}  ({silent / queries:,.1f} calls reported no tokens)" if silent else line
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Calls of models, their tokens and dollars: of one query, or of several."""
+
+    models: tuple[ModelCost, ...] = ()
+    """A row for each model, and another one for each model of which calls were wasted."""
+    queries: int = 1
+
+    @classmethod
+    def total(cls, rows: Iterable[ModelCost], queries: int = 1) -> Cost:
+        """Return the cost with the rows of each model added up: used ones first, then wasted ones."""
+        sums: dict[tuple[bool, str], ModelCost] = {}
+        for row in rows:
+            key = (row.is_wasted, row.model)
+            sums[key] = sums[key].plus(row) if key in sums else row
+        return cls(tuple(sums[key] for key in sorted(sums, key=lambda key: key[0])), queries)
+
+    @property
+    def dollars(self) -> float | None:
+        """The dollars of all calls, wasted ones included; None if those of one model are not known."""
+        amounts = [row.dollars for row in self.models]
+        return None if None in amounts else float(sum(amount for amount in amounts if amount is not None))
+
+    @property
+    def wasted(self) -> Cost:
+        """The part of it for which prefetched calls that nobody used are the reason."""
+        return Cost(tuple(row for row in self.models if row.is_wasted), self.queries)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """The models that were called and are not in the price table."""
+        return tuple(dict.fromkeys(row.model for row in self.models if row.price is None))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures of a query, on average, as JSON-ready data; unknown dollars are None."""
+        names = ("calls", "calls_without_tokens", "input_tokens", "cached_tokens", "output_tokens")
+        figures: dict[str, Any] = {
+            name: sum(getattr(row, name) for row in self.models) / self.queries for name in names
+        }
+        wasted, dollars, wasted_dollars = self.wasted, self.dollars, self.wasted.dollars
+        return {
+            "queries": self.queries,
+            **figures,
+            "dollars": None if dollars is None else dollars / self.queries,
+            "wasted_calls": sum(row.calls for row in wasted.models) / self.queries,
+            "wasted_dollars": None if wasted_dollars is None else wasted_dollars / self.queries,
+            "unpriced": list(self.unpriced),
+        }
+
+    def text(self) -> str:
+        """Return a line for each model, for wasted calls, and for the sum: means of a query."""
+        lines = [f"{'wasted: ' if row.is_wasted else ''}{row.text(self.queries)}" for row in self.models]
+        if not lines:
+            return "No model was called."
+        amounts = [row.dollars for row in self.models if row.dollars is not None]
+        if not amounts:
+            return "\n".join(lines)
+        total = f"${sum(amounts) / self.queries:.6f} per query"
+        missing = [name or "a model without a name" for name in self.unpriced]
+        return "\n".join([*lines, f"{total}, without {', '.join(missing)} (no price)" if missing else total])
+
+
 @dataclass(frozen=True, slots=True)
 class QueryTrace:
     """Everything observed about one finished query."""
@@ -136,6 +292,8 @@ class QueryTrace:
     """Number of steps between the first and the latest that were not kept."""
     waits: tuple[Wait, ...] | None = None
     """Waits of the original; None if there was no original."""
+    cost: Cost | None = None
+    """Calls of models, their tokens and dollars, of an app with a price table; None without one."""
 
     @property
     def seconds(self) -> float:
@@ -220,4 +378,5 @@ class QueryTrace:
             "steps": len(self.steps),
             "busy": {engine: self.busy(engine) for engine in self.engines},
             "passes": [name for name, fired, _ in self.passes if fired],
+            **({} if self.cost is None else {"cost": self.cost.facts()}),
         }

@@ -163,6 +163,10 @@ class Wait:
     """The span of the provider call in which it was made, if any."""
 
 
+PROVIDER = "wrapped"
+"""Name of the engine that makes provider calls."""
+
+
 @dataclass(slots=True, eq=False)
 class TracedCall:
     """A provider call (of the user's own model, retriever or tool) as the trace has it. Written from any thread."""

@@ -114,6 +114,9 @@ def format_summary(trace: QueryTrace) -> str:
         lines.append(f"  drafts      {s['drafted_tokens']} tokens, {s['accepted_tokens']} of them accepted")
     if s["wasted_primitives"]:
         lines.append(f"  unused      {s['wasted_primitives']} primitives, {s['wasted_tokens']} tokens")
+    if trace.cost is not None:
+        first, *more_lines = trace.cost.text().split("\n")
+        lines += [f"  cost        {first}", *(f"{'':14}{line}" for line in more_lines)]
     for engine, busy in s["busy"].items():
         lines.append(f"  {shortened(engine, 10):11} busy {duration(busy)}, {_percent(busy, trace.seconds)}")
     if trace.passes:

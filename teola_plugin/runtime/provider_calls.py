@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.steps import TracedCall
+from teola_plugin.observe.steps import PROVIDER, TracedCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
@@ -37,9 +37,6 @@ from teola_plugin.shims.interception import STREAM_OPENED
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.query_run import QueryRun
-
-PROVIDER = "wrapped"
-"""Name of the engine that makes provider calls."""
 
 Copy = Callable[[Any], Any]
 """Return a copy that shares nothing with the value that can change. Raises `TypeError` if that is impossible."""
@@ -96,10 +93,8 @@ class ProviderCallTable:
             rule = ClaimRule.PURE_FOR_PLANNER if invocation.is_pure else ClaimRule.ONCE_PER_CALLER
             call = ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED)
             call.run_id, call.target = invocation.run_id, invocation.target
-            is_requested_by = partial(self._is_request_for, target=invocation.target)
-            call.report = TracedCall(
-                type(invocation.target).__name__, invocation.kind, PROVIDER, is_requested_by=is_requested_by
-            )
+            call.report = TracedCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
+            call.report.is_requested_by = partial(self._is_request_for, target=invocation.target)
             new.append(call)
             return call
 

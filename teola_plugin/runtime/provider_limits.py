@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, PerObject, is_inside_prefetch
@@ -201,13 +201,19 @@ def is_transient(error: BaseException) -> bool:
 _by_provider: dict[tuple[str, str, str], ProviderLimit] = {}
 
 
+def model_name_of(target: object) -> str:
+    """Return the name of the model that an object calls, as its fields say it; empty if none does."""
+    return _first_text(target, _MODEL_FIELDS)
+
+
+def _first_text(target: object, names: Iterable[str]) -> str:
+    fields = getattr(target, "__dict__", {})
+    return next((str(fields[name]) for name in names if isinstance(fields.get(name), str)), "")
+
+
 def _new_limit(target: object) -> ProviderLimit:
     """Return the limit of an object's provider and model; one of its own if its fields name neither."""
-    fields = getattr(target, "__dict__", {})
-    model, address = (
-        next((str(fields[name]) for name in names if isinstance(fields.get(name), str)), "")
-        for names in (_MODEL_FIELDS, _ADDRESS_FIELDS)
-    )
+    model, address = model_name_of(target), _first_text(target, _ADDRESS_FIELDS)
     if not model and not address:
         return ProviderLimit(type(target).__name__)
     package = type(target).__module__.partition(".")[0]

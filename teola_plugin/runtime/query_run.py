@@ -39,6 +39,7 @@ from teola_plugin.scheduling.live_query import in_gang
 
 if TYPE_CHECKING:
     from teola_plugin.runtime.primitive_requests import GrowingPrompt
+    from teola_plugin.runtime.usage import QueryUsage
 
 
 current_run: ContextVar[QueryRun | None] = ContextVar("teola_current_run", default=None)
@@ -343,6 +344,8 @@ class QueryRun:
     """Request id -> the primitive that it is traced as."""
     warmups: list[WarmedPrefix] = field(default_factory=list)
     """Prefixes that were prefilled, for the trace."""
+    usage: QueryUsage | None = None
+    """Its calls of models, if its app has prices."""
     streamed: str = ""
     """The primitive whose value is read as it is written; see `output_stream`."""
     streamed_into: PieceLog | None = None

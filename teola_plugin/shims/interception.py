@@ -22,31 +22,41 @@ STREAM_OPENED: Any = object()
 class CallObserver(Protocol):
     """Hears of every call of a model that its class makes, prefetched ones included, on whichever thread or loop."""
 
-    def call_began(self) -> Any:
-        """Note that a call begins. Return what `result_came` gets with each of its results."""
+    def call_began(self, target: Any, options: Mapping[str, Any], /) -> Any:
+        """Note that a call of a model begins. Return what `result_came` gets with each of its results.
+
+        `options`: the keyword arguments of the provider method.
+        """
         ...
 
-    def result_came(self, call: Any, value: Any) -> None:
+    def result_came(self, call: Any, value: Any, /) -> None:
         """Note the result of a call, or one chunk of it."""
         ...
 
 
 observers: list[CallObserver] = []
 """The observer of models in this process, if there is one."""
-_is_observed: ContextVar[bool] = ContextVar("teola_is_observed", default=False)
-"""True inside a call that is observed: methods of one model call each other."""
+_observers_here: ContextVar[tuple[CallObserver, ...]] = ContextVar("teola_observers_here", default=())
+"""The observers of the calls that run here: methods of one model call each other, and each observer hears of one."""
 
 
 def observed(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that does the work of a provider method, with the observer told of it, if there is one."""
-    if not observers or _is_observed.get():
+    return observed_by(observers[0], call) if observers else call
+
+
+def observed_by(observer: CallObserver, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that does the work of a provider method, with this observer told of it.
+
+    That is the function itself inside another call of which the observer has heard.
+    """
+    if any(one is observer for one in _observers_here.get()):
         return call
-    observer = observers[0]
 
     def observing(*args: Any, **kwargs: Any) -> Any:
         """Make the call, with the observer told of its beginning and of each result."""
-        noted = observer.call_began()
-        with _observing():
+        noted = observer.call_began(args[0] if args else None, kwargs)
+        with _observing(observer):
             value = call(*args, **kwargs)
         return _observe(value, observer, noted)
 
@@ -54,13 +64,13 @@ def observed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _observing() -> Iterator[None]:
+def _observing(observer: CallObserver) -> Iterator[None]:
     """Mark the context as inside an observed call, so that methods that it calls on the model are not observed."""
-    token = _is_observed.set(True)
+    token = _observers_here.set((*_observers_here.get(), observer))
     try:
         yield
     finally:
-        _is_observed.reset(token)
+        _observers_here.reset(token)
 
 
 def _observe(value: Any, observer: CallObserver, noted: Any) -> Any:
@@ -80,7 +90,7 @@ async def _observe_awaitable(value: Awaitable[Any], observer: CallObserver, note
 
     Calls that the model makes of itself meanwhile are not observed again.
     """
-    with _observing():
+    with _observing(observer):
         result = await value
     return _observe(result, observer, noted)
 
@@ -91,7 +101,7 @@ def _observe_chunks(
     """Yield the chunks of a stream unchanged, and tell the observer of each."""
     with contextlib.closing(chunks):
         while True:
-            with _observing():
+            with _observing(observer):
                 chunk = next(chunks, STREAM_OPENED)
             if chunk is STREAM_OPENED:
                 return
@@ -105,7 +115,7 @@ async def _aobserve_chunks(
     """Yield the chunks of an async stream unchanged, and tell the observer of each."""
     async with contextlib.aclosing(chunks):
         while True:
-            with _observing():
+            with _observing(observer):
                 chunk = await anext(chunks, STREAM_OPENED)
             if chunk is STREAM_OPENED:
                 return

@@ -422,15 +422,6 @@ def copy_with_one_tokenization(model: Any) -> Any:
     return copied
 
 
-def cohere_address(reranker: Any) -> str | None:
-    """Return the address of the server that a `CohereRerank` calls; None if it cannot be found.
-
-    Private: `_client_wrapper` of `cohere.ClientV2`; since cohere 5. Without it: the reranker stays unbound.
-    """
-    wrapper = getattr(reranker.client, "_client_wrapper", None)
-    return None if wrapper is None else str(wrapper.get_base_url()).rstrip("/")
-
-
 def sentence_transformer(embeddings: Any) -> Any:
     """Return the model inside a `HuggingFaceEmbeddings`; None where it cannot be found, and then it cannot be bound.
 

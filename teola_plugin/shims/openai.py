@@ -1,6 +1,6 @@
-"""Private names of the `openai` package, which LangChain's and LlamaIndex's OpenAI objects talk through.
+"""Private names of the packages `openai` and `cohere`, which LangChain's and LlamaIndex's objects talk through.
 
-Seen unchanged from openai 1.109 to 2.54.
+Seen unchanged from openai 1.109 to 2.54, and from cohere 5.15 to 6.1.
 """
 
 from __future__ import annotations
@@ -46,3 +46,16 @@ def has_dynamic_key(client: Any) -> bool:
     Private: `_api_key_provider` of `OpenAI`. A version without it takes no such function (it came with it, in 1.106).
     """
     return getattr(client, "_api_key_provider", None) is not None
+
+
+def cohere_server(client: Any) -> tuple[str, str | None] | None:
+    """Return the address of the server that a `cohere.ClientV2` calls, and its key if that is a text.
+
+    Private: `_client_wrapper` of `cohere.ClientV2`, and its `_token`. Without the former, and for another client: None;
+    the object stays unbound then.
+    """
+    wrapper = getattr(client, "_client_wrapper", None)
+    if wrapper is None or not any(cls.__name__ == "ClientV2" for cls in type(client).__mro__):
+        return None
+    token = getattr(wrapper, "_token", None)
+    return str(wrapper.get_base_url()).rstrip("/"), token if isinstance(token, str) else None

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -30,6 +29,7 @@ from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
     Captured,
     EngineTransport,
+    RerankingClient,
     araising_pool_errors_in,
     capturing,
     raising_pool_errors,
@@ -39,19 +39,16 @@ from teola_plugin.adapters.routing import WORKER, EngineRoute, ServerModel
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
-from teola_plugin.graph import PrimitiveKind
 from teola_plugin.pool import EnginePool
-from teola_plugin.requests.payloads import Generate, Generation, ScorePair
-from teola_plugin.runtime.query_run import current_run
+from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.shims.langchain import (
     always_streams,
     chat_completion_params,
     chat_result,
-    cohere_address,
     prompt_value,
 )
 from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
-from teola_plugin.shims.openai import client_of_resource, has_dynamic_key, http_client
+from teola_plugin.shims.openai import client_of_resource, cohere_server, has_dynamic_key, http_client
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
@@ -141,30 +138,10 @@ def is_cohere_rerank(obj: Any) -> bool:
 
 def address_of_reranker(obj: Any) -> str:
     """Return the address in front of `/rerank` of a `CohereRerank`. Raise `RegistrationError` if it is not found."""
-    address = cohere_address(obj)
-    if address is None:
+    server = cohere_server(obj.client)
+    if server is None:
         raise differs(obj, "the address of its client cannot be found", "leave it unbound")
-    return f"{address}/v2"
-
-
-class _ReranksOnEngine:
-    """A replacement of the client of a `CohereRerank`: the engine scores documents, which are ordered here."""
-
-    def __init__(self, client: Any, model: str, route: EngineRoute) -> None:
-        self._client, self._model, self._route = client, model, route
-
-    def rerank(self, *, query: str, documents: Sequence[str], model: str, top_n: int | None, **options: Any) -> Any:
-        """Return the best documents, best first, as the client does. It makes calls with options of their own."""
-        is_usual = model == self._model and not any(value is not None for value in options.values())
-        if not is_usual or not documents:
-            return self._client.rerank(query=query, documents=documents, model=model, top_n=top_n, **options)
-        pairs = [ScorePair(query, text) for text in documents]
-        pool, engine = self._route
-        scores = pool.call(PrimitiveKind.RERANKING, engine, pairs, run=current_run.get()).result()
-        order = sorted(range(len(scores)), key=lambda position: -scores[position])[:top_n]
-        return SimpleNamespace(
-            results=[SimpleNamespace(index=position, relevance_score=scores[position]) for position in order]
-        )
+    return f"{server[0]}/v2"
 
 
 def cohere_rerank_on(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[[Any], bool]]:
@@ -174,7 +151,7 @@ def cohere_rerank_on(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callab
     """
     check_server(obj, address_of_reranker(obj), obj.model, route.pool.engine(route.engine), "RerankingServer")
     snapshot = FieldSnapshot([obj])
-    client = _ReranksOnEngine(obj.client, obj.model, route)
+    client = RerankingClient(obj.client, obj.model, *route)
     copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, {"client": client}, {})
     return CarriedModel(copy, route), lambda _: snapshot.holds()
 

@@ -56,10 +56,10 @@ def routing_of(root: Any, options: Options) -> tuple[Options, RoutingRules | Non
     of; functions below it are looked into, and nothing runs. Raises `RegistrationError` for what an engine cannot do,
     and, if `options.strict`, for an object in `bind=` that does not occur in the app.
     """
-    if options.prompt_cache is not None:
+    if options.prompt_cache is not None or options.meter is not None:
         intercept_calls()
     if not options.bind and options.engines is None:
-        return options, RoutingRules(prompt_cache=options.prompt_cache) or None, None
+        return options, RoutingRules(prompt_cache=options.prompt_cache, meter=options.meter) or None, None
     parts = list(reachable(root, _parts, limit=MAX_OBJECTS))
     routes = check_bindings(options.bind, options.pool)
     for obj, route in routes:
@@ -78,7 +78,8 @@ def routing_of(root: Any, options: Options) -> tuple[Options, RoutingRules | Non
         intercept_routed_class(cls)
     if servers is not None:
         intercept_routed_class(BaseLanguageModel)
-    return options, RoutingRules(objects, classes, servers, server_model_of, options.prompt_cache), serving
+    rules = RoutingRules(objects, classes, servers, server_model_of, options.prompt_cache, options.meter)
+    return options, rules, serving
 
 
 def models_in(root: Any) -> list[Any]:

@@ -58,6 +58,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToOriginal
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import current_run
+from teola_plugin.shims.interception import observed_by
 from teola_plugin.shims.langchain_interceptors import (
     RoutedCall,
     add_routed_methods,
@@ -66,7 +67,7 @@ from teola_plugin.shims.langchain_interceptors import (
     run_manager_in,
 )
 from teola_plugin.shims.pydantic import sharing
-from teola_plugin.tracer.langchain.classes import find_override, find_workers_with, store_resource
+from teola_plugin.tracer.langchain.classes import find_override, find_workers_with, is_pool_backed, store_resource
 from teola_plugin.tracer.leaf import Leaf, StoreLeaf
 
 # ------------------------------------------------------------ workers
@@ -185,13 +186,17 @@ def _first_argument_alone(method: Callable[[Any], Any], target: Any, *args: Any,
 def _unrouted_call(target: Any, method: str, original: Any, rules: RoutingRules) -> RoutedCall | None:
     """Return how an object that no engine stands for makes a call under these rules; None for its own way.
 
-    Models get the keys and markers of the prompt cache. Retrievers over a store that an engine serves search by it.
-    Other retrievers and compressors are joined to their query, where it is not the ambient one, as in batches:
-    embeddings below have no callbacks to find it by.
+    Models get the keys and markers of the prompt cache, and their calls are counted for an app with prices. Retrievers
+    over a store that an engine serves search by it. Other retrievers and compressors are joined to their query, where
+    it is not the ambient one, as in batches: embeddings below have no callbacks to find it by.
     """
-    if rules.prompt_cache is not None and isinstance(target, BaseChatModel):
-        method_with_cache = rules.prompt_cache.wrap(target, original)
-        return None if method_with_cache is None else RoutedCall(method_with_cache, True)
+    if isinstance(target, BaseLanguageModel):
+        method_here = original
+        if rules.prompt_cache is not None and isinstance(target, BaseChatModel):
+            method_here = rules.prompt_cache.wrap(target, original) or original
+        if rules.usage is not None and method not in _OF_SEVERAL_CALLS and not is_pool_backed(target):
+            method_here = observed_by(rules.usage, method_here)
+        return None if method_here is original else RoutedCall(method_here, True)
     if isinstance(target, VectorStoreRetriever) and (searches := _store_searches(target, rules)) is not None:
         search = searches.wrap_search(method, original)
         if search is not None:
@@ -228,6 +233,8 @@ def _store_searches(retriever: VectorStoreRetriever, rules: RoutingRules) -> Sto
         return None
 
 
+_OF_SEVERAL_CALLS = ("batch", "abatch")
+"""Methods that call the provider methods of the same model."""
 _ASYNC_METHODS = ("_aget_relevant_documents", "acompress_documents")
 
 

@@ -27,15 +27,18 @@ from teola_plugin.adapters.llamaindex.binding.model_copies import OWN_CLASS, Bod
 from teola_plugin.adapters.llamaindex.binding.openai import (
     carried_copy,
     carried_embedding,
+    cohere_copy,
+    decisive_cohere_values,
     decisive_embedding_values,
     decisive_values,
+    is_cohere_rerank,
     is_openai,
     is_openai_embedding,
 )
 from teola_plugin.adapters.llamaindex.composite_calls import intercept_batches
 from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
-from teola_plugin.adapters.llamaindex.pool_backed import refuse_pickling
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked, refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.llamaindex.vector_store import StoreQueries
 from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
@@ -44,6 +47,7 @@ from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTabl
 from teola_plugin.adapters.sampling import sampling_fields
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
+from teola_plugin.shims.interception import observed_by
 from teola_plugin.shims.llamaindex.copies import sharing
 from teola_plugin.shims.llamaindex.interceptors import (
     EMBEDDING_METHODS,
@@ -116,10 +120,11 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
     """Return who does the work of `obj` on the engine, and a function that tells if that is still so.
 
     None in place of the function for a vector store, which its engine keeps alive.
-    `HuggingFaceEmbedding`, `SentenceTransformerRerank`, `OpenAI` or `OpenAILike` on an `OpenAIServer` engine, and
-    `OpenAIEmbedding` on an `EmbeddingServer` keep their own code: results and settings are theirs. The worker of
-    another LLM is a `TeolaLLM` with its prompts and sampling parameters (those that it leaves to its provider are the
-    engine's defaults: greedy, 256 tokens), of another embedding model a `TeolaEmbedding`.
+    `HuggingFaceEmbedding`, `SentenceTransformerRerank`, `OpenAI` or `OpenAILike` on an `OpenAIServer` engine,
+    `OpenAIEmbedding` on an `EmbeddingServer`, and `CohereRerank` on a `RerankingServer` keep their own code: results
+    and settings are theirs. The worker of another LLM is a `TeolaLLM` with its prompts and sampling parameters (those
+    that it leaves to its provider are the engine's defaults: greedy, 256 tokens), of another embedding model a
+    `TeolaEmbedding`.
 
     Raises `RegistrationError` for an object that cannot be served so.
     """
@@ -130,6 +135,8 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
         return embedding_copy(obj, route), _while_same(obj, _values_of_embedding)
     if is_reranker(obj):
         return reranker_copy(obj, route), _while_same(obj, _values_of_reranker)
+    if is_cohere_rerank(obj):
+        return cohere_copy(obj, route), _while_same(obj, decisive_cohere_values)
     if is_openai(obj) and carries_openai(route.pool.engine(route.engine)):
         return carried_copy(obj, route), _while_same(obj, decisive_values)
     if is_openai_embedding(obj) and carries_embeddings(route.pool.engine(route.engine)):
@@ -144,7 +151,7 @@ def make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], bool
     if isinstance(obj, BaseNodePostprocessor):
         raise RegistrationError(
             f"a postprocessor ({type(obj).__name__}) cannot be bound.",
-            hint="bind a SentenceTransformerRerank or the LLM in it, or use TeolaRerank(pool=pool)",
+            hint="bind a SentenceTransformerRerank, a CohereRerank or the LLM in it, or use TeolaRerank(pool=pool)",
         )
     raise RegistrationError(
         f"a {type(obj).__name__} cannot be bound to an engine.",
@@ -211,7 +218,7 @@ class ModelRouter:
         """Return the function that does the work of a provider method: the worker's, or the original."""
         route = route_of(target)
         if route is None:
-            return _body_with_prompt_cache(target, method, original)
+            return _unrouted_body(target, method, original)
         worker = self._worker_on(route, target)
         return original if worker is None else worker.__teola_body__(method, original) or original
 
@@ -228,12 +235,19 @@ class ModelRouter:
         return self._workers.worker(target, route)
 
 
-def _body_with_prompt_cache(target: Any, method: str, original: Body) -> Body:
-    """Return the function of a provider method with the keys of the prompt cache, if the rules here have one."""
-    rules = current_rules.get()
-    if rules is None or rules.prompt_cache is None or method not in PROMPT_METHODS:
+def _unrouted_body(target: Any, method: str, original: Body) -> Body:
+    """Return the function of a provider method of a model that no engine stands for, under the rules here.
+
+    It has the keys of the prompt cache, and the calls of LLMs are counted for an app with prices.
+    """
+    rules, body = current_rules.get(), original
+    if rules is None:
         return original
-    return rules.prompt_cache.wrap(target, original) or original
+    if rules.prompt_cache is not None and method in PROMPT_METHODS:
+        body = rules.prompt_cache.wrap(target, original) or original
+    if rules.usage is None or not isinstance(target, LLM) or isinstance(target, PoolBacked) or method in TOOL_METHODS:
+        return body
+    return observed_by(rules.usage, body)
 
 
 ROUTER = ModelRouter()

@@ -3,6 +3,8 @@
 It runs on a copy that has clients of its own, whose transport hands requests for chat completions, or for embeddings,
 to the engine. So prompts, parameters, responses, errors and retries are the object's. Plain completions go the object's
 own way.
+
+A `CohereRerank` likewise keeps its code; in place of its client an engine scores the documents.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from teola_plugin.adapters.calls import astreamed_in, streamed_in
 from teola_plugin.adapters.engine_specs import check_server, differs
+from teola_plugin.adapters.llamaindex.binding.huggingface import RerankerCopy
 from teola_plugin.adapters.llamaindex.binding.model_copies import (
     Body,
     ModelCopy,
@@ -27,7 +30,9 @@ from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
     Captured,
     EngineTransport,
+    RerankingClient,
     araising_pool_errors_in,
+    best_first,
     capturing,
     raising_pool_errors,
     raising_pool_errors_in,
@@ -40,6 +45,7 @@ from teola_plugin.requests.payloads import Generate, Generation
 from teola_plugin.runtime.query_run import current_request_context, current_run
 from teola_plugin.shims.llamaindex.interceptors import EMBEDDING_METHODS
 from teola_plugin.shims.llamaindex.models import (
+    CohereRerankParts,
     OpenAIEmbeddingParts,
     OpenAIParts,
     chat_silently,
@@ -48,11 +54,12 @@ from teola_plugin.shims.llamaindex.models import (
     parse_output,
     token_counts,
 )
-from teola_plugin.shims.openai import http_client
+from teola_plugin.shims.openai import cohere_server, http_client
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
     from llama_index.core.prompts import BasePromptTemplate
+    from llama_index.core.schema import NodeWithScore
 
 _MODULE = "llama_index.llms.openai.base"
 _EMBEDDING = ("llama_index.embeddings.openai.base", "OpenAIEmbedding")
@@ -278,3 +285,55 @@ def _check_server(obj: Any, server: Any) -> None:
     if other := overridden(obj, base):
         raise differs(obj, f"{other} changes how it asks", "leave it unbound")
     check_server(obj, obj.api_base, obj.model, server)
+
+
+# ------------------------------------------------------------ Cohere's rerankers
+
+_COHERE = ("llama_index.postprocessor.cohere_rerank.base", "CohereRerank")
+
+
+class CohereRerankCopy(RerankerCopy):
+    """A copy of a `CohereRerank` on an engine, with its requests and results for the graph."""
+
+    keep_retrieval_score: ClassVar[bool] = False
+
+    def select(self, nodes: list[NodeWithScore], scores: Sequence[float]) -> list[NodeWithScore]:
+        """Return the result of `postprocess_nodes` for the engine's scores: new objects with the nodes themselves."""
+        obj: Any = self
+        return [
+            type(nodes[position])(node=nodes[position].node, score=scores[position])
+            for position in best_first(scores, obj.top_n)
+        ]
+
+
+def is_cohere_rerank(obj: Any) -> bool:
+    """Return True for a `CohereRerank` of `llama-index-postprocessor-cohere-rerank`."""
+    return instance_of(*_COHERE, obj) is not None
+
+
+def server_of_reranker(obj: Any) -> tuple[str, str | None]:
+    """Return the address in front of `/rerank` of a `CohereRerank`, and its key.
+
+    Raise `RegistrationError` if the address is not found.
+    """
+    server = cohere_server(read(CohereRerankParts, obj).client)
+    if server is None:
+        raise differs(obj, "the address of its client cannot be found", "leave it unbound")
+    return f"{server[0]}/v2", server[1]
+
+
+def cohere_copy(obj: Any, route: EngineRoute) -> Any:
+    """Return a copy that scores on an engine. Raise `RegistrationError` if the two have different servers or models."""
+    cls = instance_of(*_COHERE, obj)
+    assert cls is not None
+    if other := overridden(obj, cls):
+        raise differs(obj, f"{other} changes how it reranks", "leave it unbound")
+    check_server(obj, server_of_reranker(obj)[0], obj.model, route.pool.engine(route.engine), "RerankingServer")
+    parts = read(CohereRerankParts, obj)
+    client = RerankingClient(parts.client, obj.model, *route)
+    return copy_of(obj, CohereRerankCopy, route, parts.as_attributes(client=client))
+
+
+def decisive_cohere_values(obj: Any) -> tuple[Any, ...]:
+    """Return the values of a `CohereRerank` that its copy was made of; others are read when they are used."""
+    return obj.model, id(read(CohereRerankParts, obj).client)

@@ -20,6 +20,7 @@ from teola_plugin.adapters.automatic_engines import Serving, serve
 from teola_plugin.adapters.calls import check_engine
 from teola_plugin.adapters.engine_specs import (
     EmbeddingServerSpec,
+    RerankingServerSpec,
     SpecOrReason,
     embedder_spec,
     reason_for_none,
@@ -31,10 +32,13 @@ from teola_plugin.adapters.llamaindex.binding.huggingface import is_embedding, i
 from teola_plugin.adapters.llamaindex.binding.model_copies import own_class, read
 from teola_plugin.adapters.llamaindex.binding.openai import (
     embedding_engines,
+    is_cohere_rerank,
     is_openai,
     is_openai_embedding,
     server_model_of,
+    server_of_reranker,
 )
+from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.prompt_cache import cache_form
 from teola_plugin.adapters.routing import EngineRoute, RoutingRules, ServerModel
@@ -42,6 +46,7 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import need_pool
 from teola_plugin.shims.llamaindex.copies import attribute_values
 from teola_plugin.shims.llamaindex.engines import SettingsParts
+from teola_plugin.shims.llamaindex.interceptors import enable, intercept_models
 from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
 from teola_plugin.shims.llamaindex.workflows import objects_used_by_steps
 from teola_plugin.tracer.llamaindex.classes import is_pool_object, reachable_objects
@@ -72,6 +77,9 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
     for cls in subclasses_of(LLM) if options.prompt_cache is not None else ():
         if cache_form(cls) is not None:
             route_models(cls)
+    if options.meter is not None:
+        enable(find_scope, ROUTER)
+        intercept_models()
     for one, _ in options.bind if options.strict else ():
         if not isinstance(one, type) and is_surely_absent(obj, one):
             raise RegistrationError(
@@ -82,7 +90,8 @@ def rules_for(obj: Any, options: Options) -> tuple[Options, RoutingRules, Servin
         address = server_model_of(bound.obj)
         if address is not None and options.pool is not None:
             servers[address] = EngineRoute(options.pool, bound.engine)
-    rules = RoutingRules(objects, classes, servers.get if servers else None, server_model_of, options.prompt_cache)
+    server_rules = servers.get if servers else None
+    rules = RoutingRules(objects, classes, server_rules, server_model_of, options.prompt_cache, options.meter)
     return options, rules, serving
 
 
@@ -129,6 +138,9 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
             return embedder_spec(
                 obj.model_name, model, normalize=obj.normalize, prompts=prompts, dedicated=starts_engines
             )
+        if is_cohere_rerank(obj):
+            url, key = server_of_reranker(obj)
+            return server_spec(url, obj.model, key, dedicated=starts_engines, kind=RerankingServerSpec)
         if is_reranker(obj):
             return reranker_spec(obj.model, read(SentenceTransformerRerankParts, obj).model, dedicated=starts_engines)
     except RegistrationError as error:
@@ -141,7 +153,7 @@ def models_in(obj: Any) -> list[Any]:
     models: dict[int, Any] = {}
     for root in (obj, *(objects_used_by_steps(obj) if isinstance(obj, Workflow) else ())):
         for node in reachable_objects(root):
-            is_model = isinstance(node, LLM | BaseEmbedding) or is_reranker(node)
+            is_model = isinstance(node, LLM | BaseEmbedding) or is_reranker(node) or is_cohere_rerank(node)
             if is_model and not is_pool_object(node):
                 models[id(node)] = node
     return list(models.values())

@@ -115,7 +115,7 @@ class WorkflowSession(Session):
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: GraphInput) -> Any:
         """Return what the original's `run` returns. Its steps and their calls belong to the run's query."""
-        with self.routing():
+        with self.calling():
             call = self._begin(RUN, None, is_async=True)
             if self._step_plans is not None:
                 call = call._replace(prefetcher=self._step_plans.start_run(self._trace_run(self._step_plans)))

@@ -129,9 +129,10 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     from teola_plugin import accelerate
     from teola_plugin.adapters.app_frameworks import entries_of
     from teola_plugin.adapters.named_objects import load
-    from teola_plugin.cli.compare.figures import Prices, summarize_runs
+    from teola_plugin.cli.compare.figures import summarize_runs
     from teola_plugin.cli.compare.measure import STREAMS, CompareSession
     from teola_plugin.cli.compare.options import accelerate_arguments, check_inputs, read_inputs, suggest_bindings
+    from teola_plugin.observe import Price
 
     _check_options(options)
     inputs = read_inputs(options.inputs, options.limit)
@@ -150,14 +151,13 @@ def _compare(options: argparse.Namespace) -> tuple[list[TimedRun], dict[str, Any
     fast = accelerate(target.plain, **arguments) if target.fast is None else target.fast
     pool: EnginePool | None = fast.__teola_of__()[1]
     repeats = options.repeats or max(REPEATS, -(-PAIRS // len(inputs)))
-    with CompareSession(target.plain, fast, pool, entries) as session:
+    price = None if options.price_in is None else Price(options.price_in, options.price_out)
+    with CompareSession(target.plain, fast, pool, entries, price) as session:
         variants = [name for name in session.variants if name not in STREAMS or not options.no_stream]
         count = (len(inputs) * repeats + 1) * len(variants) + 2 * len(inputs)
         _announce_runs(count, len(inputs), repeats, is_confirmed=options.yes)
         runs = _run_all(session, inputs, repeats, variants, count)
-        has_prices = options.price_in is not None
-        prices = Prices(options.price_in, options.price_out) if has_prices else None
-        summary = summarize_runs(fast, inputs, runs, prices)
+        summary = summarize_runs(fast, inputs, runs)
     if options.plot:
         _write_plot(options, runs)
     settings = {"object": options.object, "kind": entries.kind, "entries": entries.names, "repeats": repeats}

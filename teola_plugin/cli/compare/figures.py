@@ -28,6 +28,7 @@ from teola_plugin.cli.compare.measure import (
     TimedRun,
 )
 from teola_plugin.errors import TeolaError
+from teola_plugin.observe.spans import Cost
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.plan_report import PlanReport
@@ -38,9 +39,7 @@ OWN_CODE, OWN_MODELS = "your code, and waiting", "your models and retrievers"
 NO_GAIN = "Every part of this object starts at its usual time: expect no gain."
 
 
-def summarize_runs(
-    fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedRun], prices: Prices | None = None
-) -> dict[str, Any]:
+def summarize_runs(fast: Any, inputs: Sequence[InputLine], runs: Sequence[TimedRun]) -> dict[str, Any]:
     """Return equality, latencies, speed-ups, time to first token, shares of the time, wasted work, cost and advice."""
     latency = {variant: latency_figures(group) for variant, group in group_by_variant(runs).items()}
     traces = [run.trace for run in runs if run.trace is not None]
@@ -61,7 +60,7 @@ def summarize_runs(
         "first_token_speedup": _ratio_facts(time_ratio(runs, STREAM, FAST_STREAM, first_token=True)),
         "where_the_time_went": engine_shares(traces),
         "wasted": wasted_work(traces),
-        "cost_per_query": cost_per_query(runs, prices),
+        "cost_per_query": cost_per_query(runs),
         "advice": advice_on(fast, inputs[0].value),
         "errors": sorted({run.error for run in runs if run.error}),
     }
@@ -298,40 +297,31 @@ def wasted_work(traces: Sequence[QueryTrace]) -> dict[str, Any]:
 # ------------------------------------------------------------ cost
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Dollars per million tokens."""
-
-    tokens_in: float
-    tokens_out: float
-
-
-def cost_per_query(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str, dict[str, Any]]:
-    """Return the mean calls of models and tokens of a query, plain and accelerated; with prices, the dollars, too.
+def cost_per_query(runs: Sequence[TimedRun]) -> dict[str, dict[str, Any]]:
+    """Return the mean calls of models, tokens and dollars of a query, plain and accelerated.
 
     Every call that was made counts: also those that were prefetched and not used, and those that were made again.
     Tokens are those that providers report with their answers. Streamed runs are left out, as not all providers report
-    the tokens of streams.
+    the tokens of streams. Dollars are None without a price.
     """
     groups = {"plain": _runs_of(runs, SYNC, ASYNC, CONTROL), "accelerated": _runs_of(runs, *FAST_CALLS)}
-    return {name: _mean_cost(group, prices) for name, group in groups.items() if group}
+    return {name: _mean_cost(group) for name, group in groups.items() if group}
 
 
-def _mean_cost(runs: Sequence[TimedRun], prices: Prices | None) -> dict[str, Any]:
-    """Return the mean calls, tokens and dollars of a query over runs whose tokens were counted."""
-    counts = [run.tokens for run in runs if run.tokens is not None]
-    queries = len(counts) or 1
-    tokens_in, tokens_out = (
-        sum(getattr(one, name) for one in counts) / queries for name in ("tokens_in", "tokens_out")
-    )
-    figures = {
-        "calls": sum(one.calls for one in counts) / queries,
-        "calls_without_tokens": sum(one.calls - one.reported_calls for one in counts) / queries,
-        "tokens_in": tokens_in,
-        "tokens_out": tokens_out,
+def _mean_cost(runs: Sequence[TimedRun]) -> dict[str, Any]:
+    """Return the mean calls, tokens and dollars of a query over runs whose calls were counted."""
+    costs = [run.usage.cost() for run in runs if run.usage is not None]
+    cost = Cost.total((row for one in costs for row in one.models), len(costs) or 1)
+    facts = cost.facts()
+    amounts = [row.dollars for row in cost.models if row.dollars is not None]
+    return {
+        "calls": facts["calls"],
+        "calls_without_tokens": facts["calls_without_tokens"],
+        "wasted_calls": facts["wasted_calls"],
+        "tokens_in": facts["input_tokens"],
+        "tokens_out": facts["output_tokens"],
+        "dollars": sum(amounts) / cost.queries if amounts else None,
     }
-    dollars = None if prices is None else (tokens_in * prices.tokens_in + tokens_out * prices.tokens_out) / 1e6
-    return {**figures, "dollars": dollars}
 
 
 def advice_on(fast: Any, value: Any) -> list[str]:

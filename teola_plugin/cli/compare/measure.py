@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,11 +23,12 @@ from teola_plugin.adapters.app_frameworks import (
 )
 from teola_plugin.adapters.comparison import failure
 from teola_plugin.errors import RegistrationError
+from teola_plugin.runtime.usage import MeteredCall, QueryUsage
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.comparison import Entries
     from teola_plugin.cli.compare.options import InputLine
-    from teola_plugin.observe import QueryTrace
+    from teola_plugin.observe import Price, QueryTrace
     from teola_plugin.pool import EnginePool
 
 SYNC, ASYNC, CONTROL = "plain, sync", "plain, async", "plain again, async"
@@ -43,57 +43,22 @@ _RUN_ORDER = (SYNC, FAST_SYNC, FAST_ASYNC, ASYNC, CONTROL, FAST_STREAM, STREAM)
 not alternate strictly, so that an object whose answers alternate is recognised."""
 
 
-class TokenCount:
-    """The calls of models that one run made, and their tokens: prefetched and wasted calls, and repeats, included.
-
-    Written from any thread, also by calls that end after their run.
-    """
-
-    def __init__(self) -> None:
-        self.calls = self.reported_calls = 0
-        """Calls that were made, and those of them that have reported tokens."""
-        self.tokens_in = self.tokens_out = 0
-        self._lock = threading.Lock()
-
-    def add_call(self) -> None:
-        """Count a call that begins."""
-        with self._lock:
-            self.calls += 1
-
-    def add_tokens(self, tokens_in: int, tokens_out: int, *, is_first: bool) -> None:
-        """Add tokens that a call reports; `is_first`: it has reported none before.
-
-        May be called from any thread.
-        """
-        with self._lock:
-            self.reported_calls += is_first
-            self.tokens_in += tokens_in
-            self.tokens_out += tokens_out
-
-
-class CountedCall:
-    """A call of a model, with the count of the run that made it."""
-
-    def __init__(self, count: TokenCount) -> None:
-        self.count, self.has_reported = count, False
-
-
-class TokenMeter:
+class RunObserver:
     """Counts the calls of models for the run that is under way; see `CallObserver`."""
 
     def __init__(self) -> None:
-        self.count = TokenCount()
+        self.usage = new_usage()
 
-    def call_began(self) -> CountedCall:
-        self.count.add_call()
-        return CountedCall(self.count)
+    def call_began(self, target: Any, options: Mapping[str, Any], /) -> MeteredCall:
+        return self.usage.call_began(target, options)
 
-    def result_came(self, call: CountedCall, value: Any) -> None:
-        """Add the tokens that a call of a model reports with a result or chunk, if it reports any."""
-        tokens = tokens_of(value)
-        if tokens is not None:
-            call.count.add_tokens(tokens.prompt, tokens.completion, is_first=not call.has_reported)
-            call.has_reported = True
+    def result_came(self, call: MeteredCall, value: Any, /) -> None:
+        self.usage.result_came(call, value)
+
+
+def new_usage(price: Price | None = None) -> QueryUsage:
+    """Return a count of calls of models and their tokens, for one run. `price`: of every model."""
+    return QueryUsage(lambda model: price, tokens_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +77,23 @@ class TimedRun:
     trace: QueryTrace | None = None
     round: int = 0
     """Runs of one input and one round are compared with each other: they ran one directly after the other."""
-    tokens: TokenCount | None = None
+    usage: QueryUsage | None = None
+    """The calls of models that it made: prefetched and wasted calls, and repeats, included. Calls may end after it."""
 
 
 class CompareSession:
     """An object, its accelerated counterpart and one event loop for all async calls; a context manager."""
 
-    def __init__(self, original: Any, fast: Any, pool: EnginePool | None, entries: Entries) -> None:
-        self.original, self.fast, self.entries = original, fast, entries
+    def __init__(
+        self, original: Any, fast: Any, pool: EnginePool | None, entries: Entries, price: Price | None = None
+    ) -> None:
+        """`price`: of every model that the object calls; None if it is not known."""
+        self.original, self.fast, self.entries, self._price = original, fast, entries, price
         self._pool = pool
         self._runner = asyncio.Runner()
         self._last_query_id = ""
         self._answer_cache: Any = None
-        self._meter = TokenMeter()
+        self._observer = RunObserver()
 
     def __enter__(self) -> CompareSession:
         """Start the pool, and begin to count the calls of models."""
@@ -133,7 +102,7 @@ class CompareSession:
         # When a parallel step fails, the framework leaves its siblings' errors to the loop, which would print them.
         self._runner.get_loop().set_exception_handler(lambda loop, context: None)
         self._answer_cache = answer_cache()
-        observe_models(self._meter)
+        observe_models(self._observer)
         return self
 
     def __exit__(
@@ -157,7 +126,7 @@ class CompareSession:
         value, obj = copy.deepcopy(value), self.fast if variant.startswith("accelerated") else self.original
         self._empty_caches(obj)
         answer, error_text, first_token_s = None, "", None
-        tokens = self._meter.count = TokenCount()
+        usage = self._observer.usage = new_usage(self._price)
         start = time.perf_counter()
         try:
             if variant in STREAMS:
@@ -173,7 +142,7 @@ class CompareSession:
             seconds = time.perf_counter() - start
             answer, error_text = failure(error), f"{type(error).__qualname__}: {error}"
         trace = self._new_trace() if variant in FAST_CALLS else None
-        return TimedRun(variant, input_index, seconds, answer, error_text, first_token_s, trace, round_, tokens)
+        return TimedRun(variant, input_index, seconds, answer, error_text, first_token_s, trace, round_, usage)
 
     def _empty_caches(self, obj: Any) -> None:
         """Remove what earlier runs left: prefix caches of the pool, the cache of answers, a conversation."""

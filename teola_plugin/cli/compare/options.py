@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ACCELERATE_ARGUMENTS = (
     *("app", "bind", "concurrent", "engines", "passes", "pool"),
-    *("prompt_cache", "read_only", "speculate", "strict"),
+    *("prices", "prompt_cache", "read_only", "speculate", "strict"),
 )
 """The arguments of `accelerate` that a comparison accepts."""
 _BY_HAND = "By hand:\n"

@@ -202,8 +202,14 @@ class RunTrace:
             self.recorder.merge(run.id, wait.within, (), kind="CALL", engine="")
             for name in wait.spans if not open_wait.within.used else ():
                 self.recorder.settle(run.id, name, "wasted")
+        usage, provider_calls = run.usage, run.waits.provider_calls
         return self.recorder.finish(
-            run.id, now, outcome=outcome, steps=run.steps, waits=waits if run.has_original else None
+            run.id,
+            now,
+            outcome=outcome,
+            steps=run.steps,
+            waits=waits if run.has_original else None,
+            cost_of=None if usage is None else (lambda spans: usage.end_run(provider_calls, spans)),
         )
 
     def _provider_span(self, run: QueryRun, call: TracedCall, number: int, outcome: str) -> str:

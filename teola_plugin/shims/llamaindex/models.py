@@ -115,3 +115,13 @@ class HuggingFaceEmbeddingParts(Parts):
 @dataclass(frozen=True, slots=True)
 class SentenceTransformerRerankParts(Parts):
     model: Any = attribute("_model")
+
+
+# ------------------------------------------------------------ Cohere
+
+
+@dataclass(frozen=True, slots=True)
+class CohereRerankParts(Parts):
+    """The client of a `CohereRerank`."""
+
+    client: Any = attribute("_client")

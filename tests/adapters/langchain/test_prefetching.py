@@ -22,7 +22,7 @@ from support.provider_models import Model, Server
 from teola_plugin import accelerate, uninstall
 from teola_plugin.adapters.langchain.prefetch_plan import unread_sites
 from teola_plugin.graph import Attributes, Graph, Primitive, PrimitiveKind, Ref, named
-from teola_plugin.runtime.provider_calls import PROVIDER
+from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.shims.langchain_interceptors import live_scopes
 
 INPUT = {"q": "why"}

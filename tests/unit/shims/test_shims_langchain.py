@@ -429,12 +429,15 @@ def test_copy_with_one_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.copy_with_one_tokenization(model) == model
 
 
-def test_cohere_address() -> None:
-    wrapper = SimpleNamespace(get_base_url=lambda: "http://localhost:1/")
-    assert (
-        shims.cohere_address(SimpleNamespace(client=SimpleNamespace(_client_wrapper=wrapper))) == "http://localhost:1"
-    )
-    assert shims.cohere_address(SimpleNamespace(client=object())) is None
+def test_cohere_server() -> None:
+    class ClientV2:
+        _client_wrapper = SimpleNamespace(get_base_url=lambda: "http://localhost:1/", _token="key")
+
+    assert openai_shims.cohere_server(ClientV2()) == ("http://localhost:1", "key")
+    ClientV2._client_wrapper._token = lambda: "later"
+    assert openai_shims.cohere_server(ClientV2()) == ("http://localhost:1", None)
+    assert openai_shims.cohere_server(SimpleNamespace(_client_wrapper=ClientV2._client_wrapper)) is None
+    assert openai_shims.cohere_server(object()) is None
 
 
 def test_client_of_resource() -> None:

@@ -77,6 +77,7 @@ ELSEWHERE = {
     models.OpenAIEmbeddingParts,
     models.HuggingFaceEmbeddingParts,
     models.SentenceTransformerRerankParts,
+    models.CohereRerankParts,
 }
 """Of packages beside LlamaIndex's own: see `test_shims_llamaindex_models.py`."""
 BASES = {engines.RetrievalParts, retrieval.RetrieverParts}

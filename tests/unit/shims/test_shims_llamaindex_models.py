@@ -17,12 +17,13 @@ from support.openai_stub import MODEL, Stub, openai_stub
 from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
-from teola_plugin.engines.openai import OpenAIServer
+from teola_plugin.engines.openai import OpenAIServer, RerankingServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex import models
 from teola_plugin.shims.llamaindex.records import Parts
+from teola_plugin.shims.openai import cohere_server
 
 QUESTION = [ChatMessage("why?")]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -73,6 +74,14 @@ def test_parts_of_an_openai_embedding() -> None:
     assert (parts.client, parts.aclient, parts.http_client, parts.async_http_client) == (None, None, None, None)
     assert (parts.query_engine, parts.text_engine) == ("m", "m")
     assert models.credentials(own)["api_key"] == "mine"
+
+
+def test_cohere_reranker(monkeypatch: pytest.MonkeyPatch) -> None:
+    rerankers = pytest.importorskip("llama_index.postprocessor.cohere_rerank", reason="needs its package")
+    own = rerankers.CohereRerank(api_key="mine", base_url="http://localhost:1", model="m")
+    assert cohere_server(models.CohereRerankParts.of(own).client) == ("http://localhost:1", "mine")
+    pool = EnginePool.local([RerankingServer(base_url="http://localhost:1/v2", model="m")])
+    not_there(monkeypatch, models.CohereRerankParts, lambda: bound(own, "reranker", pool))
 
 
 @pytest.mark.models
