@@ -260,14 +260,15 @@ class Session(ServedObject):
         """Return the report of an entry, which `explain()` prints."""
         from teola_plugin.adapters.explain import PlanIfDedicated, ended_trace, explain, left_for_form
 
-        trace, more = ended_trace(self._last), self._describe_prefetching(entry)
-        traced, left = self.entry(entry).traced, left_for_form(self._last)
-        calls, if_dedicated = None, None
-        if self.pool is None:
+        trace, traced, left = ended_trace(self._last), self.entry(entry).traced, left_for_form(self._last)
+        calls, if_dedicated, optimised, more = None, None, self.plan(entry, input), tuple[str, ...]()
+        if optimised is None or not plan_saves_time(optimised):
+            more = self._describe_prefetching(entry)
+        if self.pool is None or more:
             calls = list(self._rows(entry))
         else:
             if_dedicated = PlanIfDedicated(self.pool, partial(self._plan_template, self.pool, traced, input))
-        optimised, options = self.plan(entry, input), dict[str, Any](trace=trace, more=more, left=left)
+        options = dict[str, Any](trace=trace, more=more, left=left)
         return explain(traced, optimised, self.pool, calls=calls, if_dedicated=if_dedicated, **options)
 
     def _rows(self, entry: str) -> Iterator[CallRow]:
@@ -284,8 +285,8 @@ class Session(ServedObject):
         yield from left_rows(allowed.left, {})
 
     def _describe_prefetching(self, entry: str) -> tuple[str, ...]:
-        """Return a phrase for calls of the user's own models that are prefetched without a pool."""
-        if self.pool is not None or self.prefetch_plan(entry) is None:
+        """Return a phrase for calls of the user's own models that are prefetched without a graph of the pool."""
+        if self.prefetch_plan(entry) is None:
             return ()
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",)
 

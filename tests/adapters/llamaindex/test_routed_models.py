@@ -18,6 +18,7 @@ from support.openai_stub import MODEL, Stub, openai_stub
 
 import teola_plugin
 from teola_plugin import accelerate
+from teola_plugin.adapters.plan_report import Status
 from teola_plugin.adapters.routing import route_of
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
 from teola_plugin.errors import RegistrationError
@@ -255,3 +256,15 @@ def test_a_model_on_a_served_server_that_a_step_creates(stub: Stub) -> None:
     fast = accelerate(flow, engines="auto")
     assert run(fast) == run(flow)
     assert [span.engine for span in fast.last_trace().spans] == [fast.__teola_session__.serving.bound[0].engine]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_report_lists_prefetched_calls_of_a_model_on_a_served_server(stub: Stub) -> None:
+    llm = OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True)
+    index = SummaryIndex.from_documents([Document(text=text) for text in ("oats", "ivy", "grass")])
+    fast = accelerate(index.as_query_engine(llm=llm, response_mode="accumulate"), engines="auto")
+    fast.query(QUESTION)
+    report = fast.report()
+    assert report.prefetched == ("calls that RetrieverQueryEngine makes one after the other, side by side",)
+    assert [row.name for row in report.with_status(Status.PREFETCHED)] == ["synthesize.answer"]
+    assert "no gain" not in str(fast.explain())
