@@ -29,7 +29,7 @@ OUTSIDE = {
 REFERENCE = {
     "python": (
         *("teola_plugin.accelerate", "teola_plugin.uninstall", "teola_plugin.EnginePool", "teola_plugin.errors"),
-        *("teola_plugin.cluster.config.PoolConfig", "teola_plugin.cluster.deploy.up"),
+        *("teola_plugin.Price", "teola_plugin.cluster.config.PoolConfig", "teola_plugin.cluster.deploy.up"),
     ),
     "langchain": ("teola_plugin.langchain",),
     "llamaindex": ("teola_plugin.llamaindex",),
