@@ -69,7 +69,7 @@ def call(chain: Chain, way: str, given: Any = QUESTION) -> Any:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_model_is_served_by_the_engine(fakes: EnginePool, way: str) -> None:
+def test_bound_model_sends_its_calls_to_the_engine(fakes: EnginePool, way: str) -> None:
     model = Provider(ledger=Ledger())
     chain = ask("{question}", model) | StrOutputParser()
     fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
@@ -81,7 +81,7 @@ def test_a_model_is_served_by_the_engine(fakes: EnginePool, way: str) -> None:
     assert trace is not None and "llm" in {span.engine for span in trace.spans}
 
 
-def test_sampling_parameters_are_carried_over(fakes: EnginePool) -> None:
+def test_bound_model_keeps_its_sampling_parameters_and_tags(fakes: EnginePool) -> None:
     model = Provider(
         temperature=0.5,
         max_completion_tokens=9,
@@ -103,7 +103,7 @@ def test_sampling_parameters_are_carried_over(fakes: EnginePool) -> None:
     assert "t" in started[2]
 
 
-def test_a_text_model_stays_one(fakes: EnginePool) -> None:
+def test_bound_text_model_returns_text(fakes: EnginePool) -> None:
     model = Text()
     chain = ask("{question}", model)
     fast = accelerate(chain, pool=fakes, bind=[(model, "llm")])
@@ -120,13 +120,13 @@ def test_a_text_model_stays_one(fakes: EnginePool) -> None:
         ({"model_kwargs": {"mirostat": 1}}, "mirostat"),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused(fakes: EnginePool, options: dict[str, Any], said: str) -> None:
+def test_bind_raises_for_options_the_engine_lacks(fakes: EnginePool, options: dict[str, Any], said: str) -> None:
     model = Provider(**options)
     with pytest.raises(RegistrationError, match=said):
         accelerate(ask("{question}", model), pool=fakes, bind=[(model, "llm")])
 
 
-def test_bound_arguments_are_checked_and_kept(fakes: EnginePool) -> None:
+def test_bind_checks_and_keeps_arguments_of_model_bind(fakes: EnginePool) -> None:
     model = Provider()
     with pytest.raises(RegistrationError, match="logprobs"):
         accelerate(ask("{question}", model.bind(logprobs=True)), pool=fakes, bind=[(model, "llm")])
@@ -134,7 +134,7 @@ def test_bound_arguments_are_checked_and_kept(fakes: EnginePool) -> None:
     assert fast.invoke(QUESTION).usage_metadata["output_tokens"] == 2
 
 
-def test_every_place_of_the_object_and_no_other(fakes: EnginePool) -> None:
+def test_bind_covers_every_use_of_the_model_only(fakes: EnginePool) -> None:
     mine, other = Provider(ledger=Ledger(), says="mine"), Provider(ledger=Ledger(), says="other")
     chain = RunnablePassthrough.assign(a=ask("1 {question}", mine), b=ask("2 {question}", other)).assign(
         c=ask("3 {question}", mine.with_config(tags=["x"]))
@@ -145,7 +145,7 @@ def test_every_place_of_the_object_and_no_other(fakes: EnginePool) -> None:
     assert all(isinstance(result[key], AIMessage) for key in "abc")
 
 
-def test_names_tags_and_parents_of_the_runs_stay(fakes: EnginePool) -> None:
+def test_bound_model_keeps_names_and_tags_of_its_runs(fakes: EnginePool) -> None:
     model = Provider(tags=["t"])
     chain = RunnablePassthrough.assign(a=ask("{question}", model))
 
@@ -165,7 +165,7 @@ class Streaming(Provider):
 
 
 @pytest.mark.parametrize(("kind", "is_streamed"), [(Provider, False), (Streaming, True)])
-async def test_streaming_entries_use_the_engine_too(fakes: EnginePool, kind: Any, is_streamed: bool) -> None:
+async def test_bound_model_streams_and_batches_on_the_engine(fakes: EnginePool, kind: Any, is_streamed: bool) -> None:
     """In pieces where the object's class streams, else whole, as of the object itself."""
     model = kind(ledger=Ledger())
     fast = accelerate(ask("{question}", model) | StrOutputParser(), pool=fakes, bind=[(model, "llm")])
@@ -176,7 +176,7 @@ async def test_streaming_entries_use_the_engine_too(fakes: EnginePool, kind: Any
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_embeddings_inside_a_retriever(fakes: EnginePool, way: str) -> None:
+def test_bound_embeddings_inside_a_retriever_use_the_engine(fakes: EnginePool, way: str) -> None:
     words = Words()
     store = InMemoryVectorStore(words)
     store.add_documents(
@@ -195,7 +195,7 @@ def test_embeddings_inside_a_retriever(fakes: EnginePool, way: str) -> None:
 
 
 @pytest.mark.parametrize("search_type", ["similarity", "mmr"])
-def test_any_store_embeds_on_the_engine(fakes: EnginePool, search_type: str) -> None:
+def test_store_subclass_embeds_on_the_engine(fakes: EnginePool, search_type: str) -> None:
     class Other(InMemoryVectorStore):
         def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
             return super().similarity_search(query.upper(), k, **kwargs)
@@ -211,7 +211,7 @@ def test_any_store_embeds_on_the_engine(fakes: EnginePool, search_type: str) -> 
     assert not words.asked
 
 
-def test_what_is_not_there(fakes: EnginePool) -> None:
+def test_bind_raises_for_unknown_engine_object_or_missing_pool(fakes: EnginePool) -> None:
     model = Provider()
     chain = ask("{question}", model)
     with pytest.raises(RegistrationError, match=r"unknown engine 'lm'.*known: embedder, llm"):
@@ -225,7 +225,7 @@ def test_what_is_not_there(fakes: EnginePool) -> None:
         accelerate(RunnableLambda(lambda x: "q") | notes, pool=fakes, bind=[(notes, "llm")])
 
 
-def test_a_reranker_is_out_of_scope(fakes: EnginePool) -> None:
+def test_bind_of_a_scorer_to_a_reranker_raises(fakes: EnginePool) -> None:
     class Scorer:
         def score(self, pairs: Any) -> list[float]:
             return []
@@ -234,7 +234,9 @@ def test_a_reranker_is_out_of_scope(fakes: EnginePool) -> None:
         accelerate(ask("{question}", Provider()), pool=fakes, bind={Scorer(): "reranker"})
 
 
-def test_disabled_by_the_environment(fakes: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_with_bind_returns_original_if_disabled_by_environment(
+    fakes: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     model: BaseChatModel = Provider()
     chain = ask("{question}", model)

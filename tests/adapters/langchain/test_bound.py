@@ -104,7 +104,7 @@ def told(message: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
-def test_a_chat_model_of_openai_stays_one(openai_pool: EnginePool, stub: Stub, way: str) -> None:
+def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool, stub: Stub, way: str) -> None:
     """What the server is asked for and what the caller gets is what it would be without a pool."""
     mine = chat(stub)
     made = openai_pool.bound(mine, "llm")
@@ -122,7 +122,7 @@ def test_a_chat_model_of_openai_stays_one(openai_pool: EnginePool, stub: Stub, w
     assert carried == plain and len(seen) == 1
 
 
-def test_tools_and_structured_output_are_the_objects_own(openai_pool: EnginePool, stub: Stub) -> None:
+def test_bound_openai_model_sends_tools_and_schema_of_the_original(openai_pool: EnginePool, stub: Stub) -> None:
     class Answer(BaseModel):
         """An answer."""
 
@@ -137,7 +137,7 @@ def test_tools_and_structured_output_are_the_objects_own(openai_pool: EnginePool
     assert (third, fourth) == (first, second) and first["tools"] and second["response_format"]
 
 
-def test_another_of_its_class_is_served_as_well(openai_pool: EnginePool, stub: Stub) -> None:
+def test_copies_and_variants_of_a_bound_model_use_the_engine(openai_pool: EnginePool, stub: Stub) -> None:
     made = openai_pool.bound(chat(stub), "llm")
     seen = arrivals(openai_pool)
     made.configurable_fields(temperature=ConfigurableField(id="t")).invoke(QUESTION, {"configurable": {"t": 0.5}})
@@ -148,7 +148,7 @@ def test_another_of_its_class_is_served_as_well(openai_pool: EnginePool, stub: S
         type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL).invoke(QUESTION)
 
 
-def test_refusals_are_those_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: Stub) -> None:
+def test_pool_bound_raises_the_errors_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: Stub) -> None:
     notes = Notes()
     for pool, obj, engine in (
         (openai_pool, chat(stub, base_url="http://elsewhere/v1"), "llm"),
@@ -173,7 +173,7 @@ async def _every_way(model: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [Provider, Text])
-async def test_a_model_of_any_provider(fakes: EnginePool, kind: Any) -> None:
+async def test_bound_model_of_any_provider_keeps_its_class(fakes: EnginePool, kind: Any) -> None:
     mine = kind(ledger=Ledger())
     made = fakes.bound(mine, "llm")
     assert isinstance(made, kind) and isinstance(made, BaseChatModel | BaseLLM) and made.get_name() == mine.get_name()
@@ -184,7 +184,7 @@ async def test_a_model_of_any_provider(fakes: EnginePool, kind: Any) -> None:
     assert not mine.ledger.calls
 
 
-def test_what_is_set_on_it_counts(fakes: EnginePool) -> None:
+def test_fields_set_on_a_bound_model_apply_to_later_calls(fakes: EnginePool) -> None:
     made = fakes.bound(Provider(), "llm")
     made.max_tokens = 2
     assert made.invoke(QUESTION).usage_metadata["output_tokens"] == 2
@@ -201,7 +201,7 @@ def openai_of_another_server(**options: Any) -> ChatOpenAI:
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
-async def test_tools_come_in_the_objects_own_form(fakes: EnginePool, way: str) -> None:
+async def test_bound_openai_model_sends_tools_as_chat_teola(fakes: EnginePool, way: str) -> None:
     """The engine is asked for what a `ChatTeola` with these tools asks for; the answer comes whole."""
     made, same = fakes.bound(openai_of_another_server(), "llm"), ChatTeola(pool=fakes, max_tokens=40)
     requests = record(fakes.engine("llm"))
@@ -222,7 +222,7 @@ async def test_tools_come_in_the_objects_own_form(fakes: EnginePool, way: str) -
     assert answer.content or answer.tool_calls
 
 
-def test_a_model_without_tools_has_none_on_an_engine(fakes: EnginePool) -> None:
+def test_bind_tools_raises_if_the_original_has_no_tools(fakes: EnginePool) -> None:
     with pytest.raises(NotImplementedError):
         fakes.bound(Provider(), "llm").bind_tools([add])
 
@@ -233,7 +233,7 @@ class Answer(BaseModel):
     text: Literal["yes"]
 
 
-def test_structured_output_is_parsed_as_of_the_object(fakes_of_json: EnginePool) -> None:
+def test_bound_model_parses_structured_output_as_the_original(fakes_of_json: EnginePool) -> None:
     made = fakes_of_json.bound(openai_of_another_server(), "llm")
 
     assert made.with_structured_output(Answer).invoke(QUESTION) == Answer(text="yes")
@@ -250,7 +250,7 @@ def fakes_of_json() -> Iterator[EnginePool]:
         yield pool
 
 
-def test_callbacks_and_events_are_the_objects(fakes: EnginePool) -> None:
+def test_bound_model_sends_the_callbacks_of_the_original(fakes: EnginePool) -> None:
     mine = Provider(tags=["t"], metadata={"k": 1})
 
     def told_by(model: Any) -> Any:
@@ -261,7 +261,7 @@ def test_callbacks_and_events_are_the_objects(fakes: EnginePool) -> None:
     assert told_by(fakes.bound(mine, "llm")) == told_by(mine)
 
 
-def test_inside_user_code_it_joins_the_query(fakes: EnginePool) -> None:
+def test_bound_model_in_user_code_joins_the_query(fakes: EnginePool) -> None:
     """That is what it is for: a function asks, out of the reach of `bind=`."""
     model = fakes.bound(Provider(), "llm")
     fast = accelerate(RunnableLambda(lambda text: model.invoke(text)) | StrOutputParser(), pool=fakes)
@@ -270,7 +270,7 @@ def test_inside_user_code_it_joins_the_query(fakes: EnginePool) -> None:
     assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["llm"]
 
 
-def test_in_a_chain_it_is_a_leaf(fakes: EnginePool) -> None:
+def test_bound_model_in_a_chain_is_lowered(fakes: EnginePool) -> None:
     model = fakes.bound(Provider(), "llm")
     chain = RunnableParallel(
         a=ChatPromptTemplate.from_template("one {q}") | model, b=ChatPromptTemplate.from_template("two {q}") | model
@@ -283,7 +283,7 @@ def test_in_a_chain_it_is_a_leaf(fakes: EnginePool) -> None:
     }
 
 
-def test_a_class_that_changes_its_prompts_is_not_asked_ahead(fakes: EnginePool) -> None:
+def test_bound_model_with_overridden_invoke_is_not_prefetched(fakes: EnginePool) -> None:
     class Polite(Provider):
         def invoke(self, input: Any, *args: Any, **kwargs: Any) -> Any:
             return super().invoke(f"please: {input}", *args, **kwargs)
@@ -293,7 +293,7 @@ def test_a_class_that_changes_its_prompts_is_not_asked_ahead(fakes: EnginePool) 
     assert model.__teola_leaf__({}) is None and fakes.bound(Provider(), "llm").__teola_leaf__({}) is not None
 
 
-def test_embeddings(fakes: EnginePool) -> None:
+def test_bound_embeddings_keep_their_class_and_use_the_engine(fakes: EnginePool) -> None:
     mine = Words()
     made = fakes.bound(mine, "embedder")
     assert isinstance(made, Words) and isinstance(copy.copy(made), Words)
@@ -307,14 +307,14 @@ def test_embeddings(fakes: EnginePool) -> None:
     assert not mine.asked
 
 
-def test_bound_twice(fakes: EnginePool) -> None:
+def test_binding_again_returns_same_object_or_raises_for_other_engine(fakes: EnginePool) -> None:
     made = fakes.bound(Provider(), "llm")
     assert fakes.bound(made, "llm") is made
     with pytest.raises(RegistrationError, match="served by the engine 'llm' already"):
         fakes.bound(made, "embedder")
 
 
-def test_what_cannot_be_copied_or_pickled(fakes: EnginePool) -> None:
+def test_pickling_a_bound_model_or_binding_an_int_raises(fakes: EnginePool) -> None:
     class Slotted(Embeddings):
         __slots__ = ("kept",)
 
@@ -331,7 +331,7 @@ def test_what_cannot_be_copied_or_pickled(fakes: EnginePool) -> None:
         fakes.bound(3, "llm")
 
 
-def test_the_pool_knows_no_framework() -> None:
+def test_import_of_pool_imports_no_framework() -> None:
     code = (
         "import sys, teola_plugin.pool; print(sorted(m for m in sys.modules if m.startswith(('langchain', 'llama'))))"
     )

@@ -106,7 +106,9 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("where", HOLDERS)
 @pytest.mark.parametrize("occurs_in_the_chain", [True, False])
-def test_a_model_is_served_wherever_it_is_held(fakes: EnginePool, where: str, occurs_in_the_chain: bool) -> None:
+def test_bound_model_uses_the_engine_wherever_it_is_stored(
+    fakes: EnginePool, where: str, occurs_in_the_chain: bool
+) -> None:
     model = GLOBAL if where in ("global", "helper") else Chat(ledger=Ledger())
     model.ledger.calls.clear()
     holder = HOLDERS[where](model)
@@ -119,7 +121,7 @@ def test_a_model_is_served_wherever_it_is_held(fakes: EnginePool, where: str, oc
     assert not model.ledger.calls
 
 
-def test_the_object_outside_of_the_accelerated_one_is_not_served(fakes: EnginePool) -> None:
+def test_bound_model_outside_the_accelerated_chain_skips_the_engine(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     chain = ask(model)
     accelerate(chain, pool=fakes, bind=[(model, "llm")]).invoke(QUESTION)
@@ -129,7 +131,7 @@ def test_the_object_outside_of_the_accelerated_one_is_not_served(fakes: EnginePo
     assert model.ledger.calls == {"model: what is a primitive?": 1, "model: hi": 1}
 
 
-def test_the_original_runs(fakes: EnginePool) -> None:
+def test_overridden_invoke_of_a_bound_model_still_runs(fakes: EnginePool) -> None:
     """What the user's class does above its provider method is done."""
 
     class Polite(Chat):
@@ -144,7 +146,7 @@ def test_the_original_runs(fakes: EnginePool) -> None:
     assert fast.invoke(QUESTION) == same.content
 
 
-def test_an_object_of_pool_bound_is_served_everywhere(fakes: EnginePool) -> None:
+def test_bound_model_uses_the_engine_in_steps_and_functions(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     served = fakes.bound(model, "llm")
     chain = RunnablePassthrough.assign(answer=ask(served)) | RunnableLambda(
@@ -154,7 +156,7 @@ def test_an_object_of_pool_bound_is_served_everywhere(fakes: EnginePool) -> None
     assert not model.ledger.calls
 
 
-def test_functions_that_hold_the_store_run_as_ever(fakes: EnginePool) -> None:
+def test_function_that_reads_a_bound_store_returns_the_same_result(fakes: EnginePool) -> None:
     words = Words()
     store = InMemoryVectorStore(words)
     store.add_documents([Document("lambs eat grass"), Document("walls need lime")])
@@ -164,7 +166,7 @@ def test_functions_that_hold_the_store_run_as_ever(fakes: EnginePool) -> None:
     assert accelerate(chain, pool=fakes, bind=[(words, "embedder")]).invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_nodes_of_a_graph(fakes: EnginePool) -> None:
+def test_bound_model_uses_the_engine_in_graph_nodes(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     graph = StateGraph(dict)
     graph.add_node("chain", ask(model) | RunnableLambda(lambda text: {"question": text}))
@@ -180,7 +182,7 @@ def test_nodes_of_a_graph(fakes: EnginePool) -> None:
     assert not model.ledger.calls
 
 
-def test_one_list_serves_several_chains(fakes: EnginePool) -> None:
+def test_one_bind_list_serves_several_chains_if_not_strict(fakes: EnginePool) -> None:
     one, other, words = Chat(ledger=Ledger()), Chat(ledger=Ledger()), Words()
     bind = [(one, "llm"), (other, "llm"), (words, "embedder")]
     for model in (one, other):
@@ -190,7 +192,7 @@ def test_one_list_serves_several_chains(fakes: EnginePool) -> None:
         accelerate(ask(one), pool=fakes, bind=bind)
 
 
-def test_without_any_of_them_it_runs_as_it_is(fakes: EnginePool) -> None:
+def test_chain_without_bound_objects_runs_unchanged_if_not_strict(fakes: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     fast = accelerate(ask(model), pool=fakes, bind=[(Words(), "embedder")], strict=False)
     assert fast.invoke(QUESTION) == ask(model).invoke(QUESTION)
@@ -200,7 +202,7 @@ def test_without_any_of_them_it_runs_as_it_is(fakes: EnginePool) -> None:
 # ------------------------------------------------------------ objects that do not exist yet
 
 
-def test_a_class_is_served_with_all_its_objects(fakes: EnginePool) -> None:
+def test_bound_class_routes_all_its_instances_to_the_engine(fakes: EnginePool) -> None:
     class Mine(Chat):
         pass
 
@@ -213,7 +215,7 @@ def test_a_class_is_served_with_all_its_objects(fakes: EnginePool) -> None:
     assert ledger.calls
 
 
-def test_a_class_that_is_defined_later_is_served_too(fakes: EnginePool) -> None:
+def test_subclass_of_a_bound_class_defined_later_uses_the_engine(fakes: EnginePool) -> None:
     """As one that a node imports; from the call after on."""
     classes: list[Any] = []
     ledger = Ledger()
@@ -234,7 +236,7 @@ def test_a_class_that_is_defined_later_is_served_too(fakes: EnginePool) -> None:
     assert not ledger.calls
 
 
-def test_an_object_that_configuration_makes_is_served(fakes: EnginePool) -> None:
+def test_model_created_by_configurable_fields_uses_the_engine(fakes: EnginePool) -> None:
     class Sized(Chat):
         max_tokens: int = 8
 
@@ -250,7 +252,7 @@ def test_an_object_that_configuration_makes_is_served(fakes: EnginePool) -> None
     assert not model.ledger.calls
 
 
-def test_objects_are_not_kept_alive(fakes: EnginePool) -> None:
+def test_instances_of_a_bound_class_are_garbage_collected(fakes: EnginePool) -> None:
     class Mine(Chat):
         pass
 
@@ -265,7 +267,7 @@ def test_objects_are_not_kept_alive(fakes: EnginePool) -> None:
 # ------------------------------------------------------------ methods that a class inherits
 
 
-async def test_async_calls_stay_async(fakes: EnginePool) -> None:
+async def test_bound_sync_model_gets_async_methods(fakes: EnginePool) -> None:
     model = SyncChat(ledger=Ledger())
     words = Words()
     fast = accelerate(ask(model), pool=fakes, bind=[(model, "llm")])
@@ -277,7 +279,7 @@ async def test_async_calls_stay_async(fakes: EnginePool) -> None:
     assert not model.ledger.calls
 
 
-async def test_uninstall_removes_the_methods_that_were_added(fakes: EnginePool) -> None:
+async def test_uninstall_removes_added_async_methods(fakes: EnginePool) -> None:
     model, words = SyncChat(ledger=Ledger()), Words()
     fast = accelerate(ask(model), pool=fakes, bind=[(model, "llm")])
     fakes.bound(words, "embedder")

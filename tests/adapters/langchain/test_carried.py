@@ -79,7 +79,7 @@ WAYS: dict[str, Callable[[Chain, Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-def test_images_are_sent_as_the_object_sends_them(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EnginePool, stub: Stub) -> None:
     """`ChatTeola` refuses them; a bound `ChatOpenAI` writes the request itself."""
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     parts = [{"type": "text", "text": "See: {question}"}, picture]
@@ -99,7 +99,7 @@ def _sent(stub: Stub) -> set[tuple[str, str | None, str | None]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_object_has_its_own_key_headers_and_query(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: EnginePool, stub: Stub) -> None:
     """Two objects ask one engine the same: neither is answered with what was asked for the other."""
     one = model(stub, "first", default_headers={"X-Team": "a"})
     two = model(stub, "second", default_query={"region": "north"})
@@ -120,7 +120,7 @@ def test_each_object_has_its_own_key_headers_and_query(way: str, pool: EnginePoo
         assert [made[key].content for key in made] == [plain[key].content for key in plain]
 
 
-def test_a_request_for_another_address_goes_its_own_way(pool: EnginePool, stub: Stub) -> None:
+def test_request_to_another_address_skips_the_engine(pool: EnginePool, stub: Stub) -> None:
     own = model(stub)
     fast = accelerate(asking("hi", own), pool=pool, bind=[(own, "llm")])
     served = fast.chain.steps[-1]  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_a_request_for_another_address_goes_its_own_way(pool: EnginePool, stub: 
     assert [path for path, _ in stub.asked] == ["/other/v1/chat/completions"] and seen == []
 
 
-def test_headers_of_a_clients_own_http_client_are_kept(pool: EnginePool, stub: Stub) -> None:
+def test_headers_of_a_custom_http_client_are_sent(pool: EnginePool, stub: Stub) -> None:
     import httpx
 
     own = model(stub, http_client=httpx.Client(headers={"X-Team": "b"}))
@@ -140,7 +140,9 @@ def test_headers_of_a_clients_own_http_client_are_kept(pool: EnginePool, stub: S
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
-def test_keys_are_never_shown(way: str, pool: EnginePool, stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+def test_api_keys_appear_in_no_error_trace_or_log(
+    way: str, pool: EnginePool, stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "teola_plugin")
     with EnginePool.local(
         llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False), details=True
@@ -158,7 +160,7 @@ def test_keys_are_never_shown(way: str, pool: EnginePool, stub: Stub, caplog: py
     assert "sesame" not in caplog.text
 
 
-def test_credentials_of_an_address_are_never_shown(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+def test_url_credentials_appear_in_no_error_trace_or_log(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "teola_plugin")
     secret = stub.base_url.replace("http://", "http://ann:sesame@")
     engine = OpenAIServer(base_url=secret, calibrate=False)
@@ -185,7 +187,7 @@ def test_credentials_of_an_address_are_never_shown(stub: Stub, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_deadline_that_passes_is_not_asked_again(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_request_past_its_deadline_is_not_retried(way: str, pool: EnginePool, stub: Stub) -> None:
     own = model(stub)
     fast = accelerate(asking("slowly", own), pool=pool, bind=[(own, "llm")])
     with passing(pool, lambda: stub.asked), pytest.raises(QueryTimeout, match="deadline"):
@@ -203,7 +205,7 @@ OURS: dict[str, TeolaError] = {
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("way", ["invoke", "astream"])
-def test_what_the_pool_says_reaches_the_caller(
+def test_error_of_the_pool_reaches_the_caller_without_retry(
     way: str, name: str, pool: EnginePool, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, as it is, and nothing is sent past the engine."""
@@ -228,7 +230,7 @@ def test_what_the_pool_says_reaches_the_caller(
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
-def test_what_was_never_taken_goes_its_own_way(way: str, stub: Stub) -> None:
+def test_client_sends_request_if_engine_stopped_or_pool_closed(way: str, stub: Stub) -> None:
     own = model(stub)
     chain = asking("hi", own)
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, calibrate=False)) as pool:
@@ -244,7 +246,7 @@ def _content(value: Any) -> str:
 
 
 @pytest.mark.parametrize("way", ["invoke", "astream"])
-def test_a_server_that_is_gone_is_the_clients_own_error(way: str) -> None:
+def test_unreachable_server_raises_the_error_of_the_client(way: str) -> None:
     with openai_stub() as there:
         own = model(there, max_retries=0)
         chain = asking("hi", own)

@@ -103,7 +103,7 @@ def test_second_step_of_an_item_does_not_wait_for_the_first_step_of_others() -> 
     assert model.answered == ["note a", "shorten answer to note a", "note b", "shorten answer to note b"]
 
 
-def test_searches_for_the_items_do_not_wait_either() -> None:
+def test_searches_for_the_items_do_not_wait_for_unneeded_calls() -> None:
     model, ledger = HostedModel(), Ledger(meet=2)
     chain = behind_a_plan(model, itemgetter("texts") | Notes(ledger=ledger).map())
     began = []
@@ -137,7 +137,7 @@ def behind_code(model: Any) -> Chain:
 
 
 @pytest.mark.parametrize("build", [with_limit, with_limit_in_code, function_in_the_body, behind_code])
-def test_other_calls_stay_in_their_place(build: Build) -> None:
+def test_limited_or_opaque_maps_gain_no_concurrency(build: Build) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = observe(build(plain), "invoke", INPUT)
 
@@ -150,7 +150,7 @@ def test_other_calls_stay_in_their_place(build: Build) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "batch"])
 @pytest.mark.parametrize("build", [mapped_chain, two_steps])
-def test_no_item_is_asked_for_if_one_lacks_a_variable(build: Build, way: str) -> None:
+def test_no_item_is_requested_if_one_lacks_a_variable(build: Build, way: str) -> None:
     incomplete = {**INPUT, "items": [{"text": "a"}, {"other": "b"}]}
     plain, fast = HostedModel(), HostedModel()
     expected = observe(build(plain), way, incomplete)

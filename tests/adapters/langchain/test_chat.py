@@ -35,7 +35,7 @@ def asked(llm: Any, **sampling: Any) -> None:
     assert llm.asked[-1].sampling == Sampling(**sampling)
 
 
-def test_roles_and_text_parts(pool, llm):
+def test_chat_teola_converts_message_roles_and_text_parts(pool, llm):
     call = AIMessage("thinking", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
     ChatTeola(pool=pool).invoke(
         [
@@ -57,7 +57,7 @@ def test_roles_and_text_parts(pool, llm):
     )
 
 
-def test_what_a_text_engine_cannot_take_is_refused(pool, llm):
+def test_chat_teola_raises_for_images_unknown_roles_and_no_messages(pool, llm):
     image = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
     with pytest.raises(RegistrationError, match=r"human message holds a part of type 'image_url'.*Next:"):
         ChatTeola(pool=pool).invoke([HumanMessage([{"type": "text", "text": "see"}, image])])
@@ -68,7 +68,7 @@ def test_what_a_text_engine_cannot_take_is_refused(pool, llm):
     assert llm.asked == []
 
 
-def test_sampling_of_the_model_the_binding_and_the_call(pool, llm):
+def test_sampling_options_of_call_override_binding_and_model(pool, llm):
     model = ChatTeola(pool=pool, max_tokens=10, stop=["END"], top_k=5)
     model.invoke("x")
     asked(llm, max_tokens=10, stop=("END",), top_k=5)
@@ -84,12 +84,12 @@ def test_sampling_of_the_model_the_binding_and_the_call(pool, llm):
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": ARRAY}}},
     ],
 )
-def test_the_same_schema_in_every_spelling(pool, llm, kwargs):
+def test_response_schema_in_every_spelling_gives_the_same_request(pool, llm, kwargs):
     ChatTeola(pool=pool).invoke("x", **kwargs)
     asked(llm, json_schema=json.dumps(ARRAY))
 
 
-def test_wrong_arguments_are_named(pool, llm):
+def test_errors_of_wrong_arguments_name_the_argument(pool, llm):
     model = ChatTeola(pool=pool)
     with pytest.raises(
         RegistrationError, match=r"unknown argument of ChatTeola 'max_token'.*did you mean 'max_tokens'"
@@ -108,7 +108,7 @@ def test_wrong_arguments_are_named(pool, llm):
     assert llm.asked == []
 
 
-def test_message(pool, llm):
+def test_invoke_returns_message_with_usage_and_metadata(pool, llm):
     message = ChatTeola(pool=pool).invoke("hi")
     assert isinstance(message, AIMessage)
     assert message.content == "you said: user: hi\nassistant:"
@@ -126,7 +126,7 @@ def test_message(pool, llm):
     }
 
 
-async def test_chunks_add_up_to_the_message(pool, llm):
+async def test_streamed_chunks_sum_to_the_message_of_invoke(pool, llm):
     model, counter = ChatTeola(pool=pool), UsageMetadataCallbackHandler()
     whole = model.invoke("hi")
     streamed = [list(model.stream("hi", {"callbacks": [counter]})), [chunk async for chunk in model.astream("hi")]]
@@ -140,7 +140,7 @@ async def test_chunks_add_up_to_the_message(pool, llm):
     assert counter.usage_metadata == {"scripted-1": whole.usage_metadata}
 
 
-async def test_a_stream_that_is_left_gives_its_request_up(pool, llm, monkeypatch):
+async def test_closed_stream_cancels_its_request(pool, llm, monkeypatch):
     handles = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *args, **kwargs: handles.append(real(*args, **kwargs)) or handles[-1])
@@ -160,7 +160,7 @@ async def test_a_stream_that_is_left_gives_its_request_up(pool, llm, monkeypatch
     assert gave_up == ["sync", "async"]
 
 
-async def test_async_batch_and_events(pool, llm):
+async def test_chat_teola_supports_abatch_and_astream_events(pool, llm):
     model = ChatTeola(pool=pool)
     answers = await model.abatch(["a", "b"])
     assert [answer.content for answer in answers] == [f"you said: user: {x}\nassistant:" for x in "ab"]
@@ -182,7 +182,7 @@ class Queries(BaseModel):
     queries: list[str] = Field(min_length=1)
 
 
-def test_structured_output(pool, llm):
+def test_structured_output_returns_parsed_or_raw_result(pool, llm):
     llm.answer = lambda asked: '{"queries": ["a", "b"]}' if asked.sampling.json_schema else "free"
     model = ChatTeola(pool=pool)
     assert model.with_structured_output(Queries).invoke("x") == Queries(queries=["a", "b"])
@@ -202,7 +202,7 @@ def test_structured_output(pool, llm):
 
 @pytest.mark.parametrize("kwargs", [{}, {"max_tokens": 5, "stop": ["x"]}, {"json_schema": ARRAY}])
 @pytest.mark.parametrize("asking", ["text", [("system", "s"), HumanMessage([{"type": "text", "text": "t"}])]])
-def test_the_leaf_builds_the_payload_that_is_sent(pool, llm, kwargs, asking):
+def test_chat_leaf_builds_the_payload_of_the_call(pool, llm, kwargs, asking):
     model = ChatTeola(pool=pool, temperature=0.3)
     leaf = model.__teola_leaf__(kwargs)
     expected = leaf.payload(asking)
@@ -221,7 +221,7 @@ def llm_answer(llm: Any) -> Any:
     return Generation(text, "stop", 7, len(text.split(" ")), 3)
 
 
-def test_a_leaf_takes_unknown_slots(pool):
+def test_chat_leaf_accepts_unknown_prompt_slots(pool):
     prompt = ChatPromptTemplate.from_template("Use {context} for {question}")
     leaf = ChatTeola(pool=pool).__teola_leaf__({})
     payload = leaf.payload(prompt.invoke({"context": UNKNOWN, "question": "why"}))
@@ -229,7 +229,7 @@ def test_a_leaf_takes_unknown_slots(pool):
     assert payload.prompt.known_prefix() == "user: Use "
 
 
-def test_list_schemas_are_told(pool):
+def test_chat_leaf_reports_list_schemas_and_their_length(pool):
     model = ChatTeola(pool=pool)
     fixed, open_, free = model.__teola_leaf__({"json_schema": ARRAY}), {"type": "array"}, model.__teola_leaf__({})
     assert (fixed.items, fixed.expected) == ("json", 2)
@@ -239,7 +239,7 @@ def test_list_schemas_are_told(pool):
     assert model.__teola_leaf__({"json_schema": Queries.model_json_schema()}).items == "json", "the list is a field"
 
 
-def test_no_leaf_where_a_call_ahead_would_not_be_the_same(pool):
+def test_chat_model_with_cache_or_rate_limiter_has_no_leaf(pool):
     assert ChatTeola(pool=pool).__teola_leaf__({"tools": [{"type": "function"}]}) is None
     assert ChatTeola(pool=pool, cache=InMemoryCache()).__teola_leaf__({}) is None
     assert ChatTeola(pool=pool, rate_limiter=InMemoryRateLimiter()).__teola_leaf__({}) is None
@@ -247,7 +247,7 @@ def test_no_leaf_where_a_call_ahead_would_not_be_the_same(pool):
     assert ChatTeola(pool=pool).__teola_leaf__(bound.kwargs) is not None
 
 
-async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
+async def test_chat_calls_join_the_ambient_query(pool, llm, monkeypatch):
     seen = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *a, run=None, **k: seen.append(run) or real(*a, **k))
@@ -275,7 +275,7 @@ async def test_calls_join_the_ambient_query(pool, llm, monkeypatch):
 # ------------------------------------------------------------ TeolaLLM
 
 
-async def test_plain_text_model(pool, llm):
+async def test_teola_llm_returns_and_streams_text(pool, llm):
     model = TeolaLLM(pool=pool, max_tokens=4)
     assert model.invoke("hi there") == "you said: hi there"
     assert llm.asked == [Generate(Prompt(text="hi there"), Sampling(max_tokens=4))]

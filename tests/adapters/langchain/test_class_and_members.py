@@ -226,7 +226,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 @every_object
-def test_it_is_an_instance_of_the_originals_class(name: str) -> None:
+def test_accelerated_object_is_an_instance_of_the_originals_class(name: str) -> None:
     original, _ = built(name)
     fast = accelerate(original)
     assert isinstance(fast, type(original))
@@ -236,7 +236,7 @@ def test_it_is_an_instance_of_the_originals_class(name: str) -> None:
 
 
 @every_object
-def test_it_has_every_member_of_the_original(name: str) -> None:
+def test_accelerated_object_has_every_member_of_the_original(name: str) -> None:
     original, _ = built(name)
     fast = accelerate(original)
     assert set(dir(original)) <= set(dir(fast))
@@ -252,7 +252,7 @@ def test_it_has_every_member_of_the_original(name: str) -> None:
 
 
 @every_object
-def test_its_fields_are_the_originals(name: str) -> None:
+def test_accelerated_object_has_the_field_values_of_the_original(name: str) -> None:
     original, _ = built(name)
     fast = accelerate(original)
     fields = [*getattr(type(original), "model_fields", ()), *getattr(original, "__dict__", ())]
@@ -270,7 +270,7 @@ def test_setting_a_field_sets_it_on_the_original(name: str) -> None:
 
 
 @every_object
-def test_setting_a_field_of_the_original_sets_it(name: str) -> None:
+def test_field_set_on_the_original_is_set_on_accelerated_object(name: str) -> None:
     original, _ = built(name)
     fast = accelerate(original)
     for field in getattr(type(original), "model_fields", ("name",)):
@@ -289,7 +289,7 @@ def test_entry_points_have_the_originals_signatures(name: str) -> None:
 
 
 @every_object
-def test_it_is_a_part_of_other_objects(name: str) -> None:
+def test_accelerated_object_composes_with_other_runnables(name: str) -> None:
     plain, value = built(name)
     original, _ = built(name)
     fast = accelerate(original)
@@ -332,7 +332,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @every_object
 @pytest.mark.parametrize("way", COPIES)
-def test_copies_work_where_the_originals_do(name: str, way: str) -> None:
+def test_copy_works_if_a_copy_of_the_original_works(name: str, way: str) -> None:
     original, value = built(name)
     fast = accelerate(original)
     copied, expected = outcome(lambda: COPIES[way](fast)), outcome(lambda: COPIES[way](original))
@@ -378,13 +378,13 @@ def test_a_retriever_is_accepted_by_chains_that_check_its_class() -> None:
     assert chain.invoke({"query": "oats"})["result"] == "one"
 
 
-def test_a_field_that_is_set_counts_in_the_next_call() -> None:
+def test_field_set_on_accelerated_object_applies_to_the_next_call() -> None:
     fast = accelerate(Farm(queries=[]))
     fast.k = 3
     assert len(fast.invoke("oats")) == 3
 
 
-def test_a_part_that_is_set_counts_although_a_copy_of_the_composite_runs() -> None:
+def test_replaced_parts_of_a_composite_apply_to_the_next_call() -> None:
     original = EnsembleRetriever(retrievers=[Farm(), Farm()], weights=[0.5, 0.5])
     fast = accelerate(original, concurrent=[Farm])
     fast.invoke("oats")
@@ -392,7 +392,7 @@ def test_a_part_that_is_set_counts_although_a_copy_of_the_composite_runs() -> No
     assert len(fast.invoke("oats")) == 3
 
 
-def test_a_list_that_is_changed_in_place_counts_although_a_copy_of_the_composite_runs() -> None:
+def test_composite_parts_changed_in_place_apply_to_the_next_call() -> None:
     original = EnsembleRetriever(retrievers=[Farm(), Farm()], weights=[0.5, 0.5])
     fast = accelerate(original, concurrent=[Farm])
     fast.invoke("oats")
@@ -400,7 +400,7 @@ def test_a_list_that_is_changed_in_place_counts_although_a_copy_of_the_composite
     assert len(fast.invoke("oats")) == 3
 
 
-def test_a_store_searches_with_the_arguments_that_are_set() -> None:
+def test_retriever_searches_with_search_kwargs_set_later() -> None:
     fast = accelerate(store().as_retriever())
     fast.search_kwargs = {"k": 1}
     assert len(fast.invoke("oats")) == 1
@@ -417,7 +417,7 @@ def test_a_chain_keeps_the_methods_and_memory_of_its_class() -> None:
     assert accelerate(llm_chain()).apply([QUESTION]) == llm_chain().apply([QUESTION])
 
 
-def test_an_agent_executor_is_walked_step_by_step() -> None:
+def test_agent_executor_can_be_iterated_step_by_step() -> None:
     fast = accelerate(executor())
     assert [step["output"] for step in fast.iter({"input": "weather?"})] == ["sunny"]
     assert fast.lookup_tool("weather") is weather
@@ -438,7 +438,7 @@ def test_a_configurable_model_keeps_its_declarative_methods(monkeypatch: pytest.
     assert fast.with_structured_output(State) is not None
 
 
-def test_bound_models_take_fields_that_are_set_later() -> None:
+def test_fields_set_later_on_a_pool_model_apply_to_calls() -> None:
     with EnginePool.local(fake_engines()) as pool:
         model = ChatTeola(pool=pool, max_tokens=8)
         fast = accelerate(model)
@@ -462,7 +462,7 @@ def test_objects_of_a_pool_keep_their_class() -> None:
             pickle.dumps(fast)
 
 
-def test_a_longer_sequence_is_accelerated_on_the_same_terms() -> None:
+def test_sequence_extended_with_pipe_stays_accelerated() -> None:
     fast = accelerate(question_chain(), app="farm")
     longer = fast | RunnableLambda(str.upper)
     assert type(longer.original) is RunnableSequence
@@ -470,14 +470,14 @@ def test_a_longer_sequence_is_accelerated_on_the_same_terms() -> None:
     assert fast.pipe(RunnableLambda(str.upper)).explain()
 
 
-def test_what_is_accelerated_is_accelerated_anew() -> None:
+def test_accelerating_an_accelerated_chain_keeps_the_original() -> None:
     original = question_chain()
     again = accelerate(accelerate(original), app="farm")
     assert again.original is original
     assert again.invoke(QUESTION) == "one"
 
 
-def test_a_failing_renewal_runs_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_original_runs_if_planning_for_changed_parts_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     original = EnsembleRetriever(retrievers=[Farm(), Farm()], weights=[0.5, 0.5])
     fast = accelerate(original, concurrent=[Farm])
     original.retrievers = [Farm(k=2), Farm(k=2)]
@@ -591,7 +591,7 @@ def test_a_method_that_is_patched_on_an_accelerated_object_is_called_once() -> N
     assert vars(original) == {}
 
 
-async def test_the_version_of_events_may_be_bound() -> None:
+async def test_bound_event_version_is_used_by_astream_events() -> None:
     model = FakeListChatModel(responses=["answer"]).bind(version="v3")
     stream = await accelerate(model).astream_events("question")
     assert (await stream.output).text == "answer"

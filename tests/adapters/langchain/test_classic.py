@@ -266,7 +266,9 @@ def called(chain: Chain, given: Any, way: str) -> Any:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "stream"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way: str) -> None:
+def test_classic_chain_gives_the_same_result_with_no_repeated_request(
+    kit: Kit, always_ahead: None, name: str, way: str
+) -> None:
     make, given = CHAINS[name]
     chain = make(kit)
     kit.clear()
@@ -286,7 +288,7 @@ def test_the_same_and_nothing_twice(kit: Kit, always_ahead: None, name: str, way
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_same_with_and_without_speculation(kit: Kit, always_ahead: None, name: str) -> None:
+def test_classic_chain_result_does_not_depend_on_speculation(kit: Kit, always_ahead: None, name: str) -> None:
     make, given = CHAINS[name]
     chain = make(kit)
     expected = chain.invoke(given)
@@ -303,7 +305,7 @@ def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_items_are_asked_for_together_where_the_plain_code_goes_one_by_one(kit: Kit, name: str) -> None:
+def test_requests_for_list_items_overlap_in_classic_chains(kit: Kit, name: str) -> None:
     make, given, items = MAPPED[name]
     chain = make(kit)
     kit.clear()
@@ -316,7 +318,7 @@ def test_items_are_asked_for_together_where_the_plain_code_goes_one_by_one(kit: 
     assert kit.llm.asked == asked
 
 
-def test_map_reduce_is_joined_behind_its_first_half(kit: Kit) -> None:
+def test_map_reduce_chain_prefetches_its_first_requests(kit: Kit) -> None:
     chain = load_summarize_chain(kit.chat, chain_type="map_reduce", return_intermediate_steps=True)
     (row,) = accelerate(chain, pool=kit.pool).report().parts
     assert row.level == "joined" and "first requests" in row.reason
@@ -329,7 +331,7 @@ def test_map_reduce_is_joined_behind_its_first_half(kit: Kit) -> None:
     assert set(kit.llm.asked.values()) == {2}
 
 
-def test_what_the_object_raises_is_raised(kit: Kit, always_ahead: None) -> None:
+def test_classic_chain_raises_the_errors_of_the_original(kit: Kit, always_ahead: None) -> None:
     qa = RetrievalQA.from_chain_type(kit.chat, retriever=kit.store(DOCUMENTS).as_retriever())
     stuffed = load_summarize_chain(kit.chat, chain_type="stuff")
     for chain, given in ((qa, {"nothing": 1}), (stuffed, {"input_documents": "no documents"}), (qa, {"query": 3})):
@@ -351,7 +353,7 @@ def _mine(chain: Any) -> Any:
     return type("Mine", (cls,), {"__module__": __name__})(**{k: v for k, v in vars(chain).items() if v is not None})
 
 
-def test_classes_of_the_users_own_are_left_alone(kit: Kit) -> None:
+def test_user_subclasses_of_classic_chains_are_not_lowered(kit: Kit) -> None:
     class Noisy(InMemoryStore): ...
 
     class Strict(LLMChainExtractor):

@@ -67,7 +67,7 @@ Build = Callable[[HostedModel], Any]
 
 
 @pytest.mark.parametrize("build", [collects, is_decorated])
-def test_calls_in_helpers_that_collect_arguments_run_at_once(build: Build) -> None:
+def test_calls_in_helpers_with_variable_arguments_run_concurrently(build: Build) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = RunnableLambda(build(plain)).invoke("oats")
 
@@ -78,7 +78,7 @@ def test_calls_in_helpers_that_collect_arguments_run_at_once(build: Build) -> No
     assert fast.most_at_once == len(KINDS)
 
 
-def test_decorator_that_may_do_anything_keeps_calls_in_their_places() -> None:
+def test_calls_below_an_opaque_decorator_run_one_after_another() -> None:
     plain, fast = HostedModel(), HostedModel()
     log.clear()
     expected = RunnableLambda(is_written_down(plain)).invoke("oats")
@@ -95,7 +95,7 @@ def make_model(name: str, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(model=name, api_key=SecretStr("key"), **options)
 
 
-def test_model_that_a_helper_makes_with_a_secret_is_known() -> None:
+def test_calls_of_a_model_created_with_a_secret_are_prefetched() -> None:
     def ask(topic: str) -> list[Any]:
         model = make_model("gpt-4o-mini", temperature=0)
         return [model.invoke(f"note {kind} of {topic}") for kind in KINDS]

@@ -31,7 +31,7 @@ def expectation(chain: Chain, **options: Any) -> str:
         (map_reduce, "Counted", "LLMChain"),
     ],
 )
-def test_what_is_to_be_named(make: Callable[[Ledger], Chain], name: str, composite: str) -> None:
+def test_advice_names_class_to_pass_as_concurrent(make: Callable[[Ledger], Chain], name: str, composite: str) -> None:
     said = expectation(make(Ledger()))
     assert said.endswith(
         f"if several threads may call {name} at once, say so: accelerate(..., concurrent=[{name}]); "
@@ -41,19 +41,19 @@ def test_what_is_to_be_named(make: Callable[[Ledger], Chain], name: str, composi
         assert "concurrent=" not in expectation(make(Ledger()), **other), other
 
 
-def test_of_a_store_it_is_what_embeds() -> None:
+def test_advice_for_a_store_names_its_embeddings() -> None:
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     said = expectation(MultiQueryRetriever.from_llm(store.as_retriever(), Lines()))
     assert "concurrent=[DeterministicFakeEmbedding]" in said
 
 
-def test_what_naming_does_not_help_is_not_named() -> None:
+def test_advice_omits_objects_with_own_callbacks() -> None:
     heard = Notes(ledger=Ledger(), callbacks=[])
     vars(heard)["callbacks"] = [object()]  # hears of its calls by itself: never called early
     assert "concurrent=" not in expectation(MultiQueryRetriever.from_llm(heard, Lines()))
 
 
-def test_steps_on_a_model_that_answers_one_at_a_time() -> None:
+def test_advice_names_sync_model_shared_by_steps() -> None:
     model = SyncChat(ledger=Ledger())
     chain: Chain = RunnablePassthrough.assign(a=ChatPromptTemplate.from_template("A of {x}") | model)
     chain = chain | RunnablePassthrough.assign(b=ChatPromptTemplate.from_template("B of {x}") | model)

@@ -45,7 +45,7 @@ def many(ledger: Ledger) -> Chain:
 
 
 @pytest.mark.parametrize("copied", COPIES, ids=COPY_IDS)
-def test_of_ones_own_models(copied: Any) -> None:
+def test_copy_keeps_options_and_results(copied: Any) -> None:
     chain = one(Counts())
     fast = accelerate(chain, speculate="off", app="mine")
     made = copied(fast)
@@ -55,13 +55,13 @@ def test_of_ones_own_models(copied: Any) -> None:
 
 
 @pytest.mark.parametrize("copied", COPIES[:2], ids=COPY_IDS[:2])
-def test_what_starts_early_does_so_in_the_copy(copied: Any) -> None:
+def test_copy_keeps_its_prefetch_plan(copied: Any) -> None:
     chain = many(Counts())
     made = copied(accelerate(chain))
     assert made._prefetch_plan is not None and made.invoke(GIVEN) == chain.invoke(GIVEN)
 
 
-def test_what_the_original_cannot_the_accelerated_one_cannot() -> None:
+def test_unpicklable_original_makes_pickling_raise_the_same_error() -> None:
     chain = many(Counts())
     with pytest.raises((pickle.PicklingError, AttributeError)) as plain:
         pickle.dumps(chain)
@@ -80,7 +80,7 @@ def test_a_deep_copy_has_its_own_objects_and_shares_the_pool() -> None:
         assert ledger.calls == Counter({"model: why": 2})
 
 
-def test_bound_objects_are_those_of_the_copy() -> None:
+def test_deep_copy_binds_its_own_models_to_the_engine() -> None:
     with EnginePool.local(fake_engines()) as pool:
         embeddings = DeterministicFakeEmbedding(size=8)
         model = Chat(ledger=Counts())
@@ -92,14 +92,14 @@ def test_bound_objects_are_those_of_the_copy() -> None:
         assert copy.deepcopy(accelerate(search, pool=pool, bind=[(embeddings, "embedder")])).invoke("x") == []
 
 
-def test_a_pool_stays_in_its_process() -> None:
+def test_pickling_a_pool_or_a_chain_with_a_pool_raises() -> None:
     with EnginePool.local(fake_engines()) as pool:
         for obj in (accelerate(one(Counts()), pool=pool), accelerate(ChatTeola(pool=pool)), pool):
             with pytest.raises(RegistrationError, match="cannot be pickled: its engines live in this process"):
                 pickle.dumps(obj)
 
 
-def test_a_share_of_calls_in_the_shadow_is_kept() -> None:
+def test_copy_keeps_the_shadow_share() -> None:
     made = copy.deepcopy(accelerate(one(Counts()), shadow=1.0))
     made.invoke(GIVEN)
     assert made._shadow is not None and made._shadow.share == 1.0

@@ -26,7 +26,7 @@ class Found(BaseRetriever):
         return DOCUMENTS
 
 
-def test_scores_are_an_array(fakes: EnginePool) -> None:
+def test_cross_encoder_returns_float_array_of_scores(fakes: EnginePool) -> None:
     encoder = TeolaCrossEncoder(pool=fakes)
     assert isinstance(encoder, BaseCrossEncoder)
     scores = encoder.score([("what do lambs eat?", one.page_content) for one in DOCUMENTS])
@@ -36,7 +36,7 @@ def test_scores_are_an_array(fakes: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_its_pool_is_found_and_its_work_is_the_engines(fakes: EnginePool, way: str) -> None:
+def test_cross_encoder_reranker_runs_on_the_engine(fakes: EnginePool, way: str) -> None:
     reranker = CrossEncoderReranker(model=TeolaCrossEncoder(pool=fakes), top_n=2)
     chain = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=Found())
     fast = accelerate(chain)
@@ -47,6 +47,6 @@ def test_its_pool_is_found_and_its_work_is_the_engines(fakes: EnginePool, way: s
     assert trace is not None and {span.engine for span in trace.spans if span.engine} == {"reranker"}
 
 
-def test_an_unknown_engine(fakes: EnginePool) -> None:
+def test_cross_encoder_raises_for_unknown_engine(fakes: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="nobody"):
         TeolaCrossEncoder(pool=fakes, engine="nobody")

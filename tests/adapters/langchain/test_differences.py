@@ -24,7 +24,7 @@ def two_answers(pool: Any, **options: Any) -> AcceleratedRunnable:
     return accelerate(both | ChatPromptTemplate.from_template("{a} or {b}?") | model, pool=pool)
 
 
-def test_events_v3_are_the_originals(llm_pool: Any) -> None:
+def test_astream_events_v3_gives_the_events_of_the_original(llm_pool: Any) -> None:
     chain = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=llm_pool)
 
     async def seen(one: Any) -> Any:
@@ -39,7 +39,7 @@ def test_events_v3_are_the_originals(llm_pool: Any) -> None:
     assert fast.last_trace() is None
 
 
-def test_a_model_that_answers_by_the_order_of_its_calls_is_left_alone() -> None:
+def test_model_whose_answers_depend_on_call_order_is_not_prefetched() -> None:
     model = FakeListChatModel(responses=["one", "two", "three"])
     first = ChatPromptTemplate.from_template("{x}") | model | StrOutputParser()
     chain = RunnablePassthrough.assign(a=first).assign(b=first)
@@ -51,13 +51,13 @@ def test_a_model_that_answers_by_the_order_of_its_calls_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.0}])
-def test_equal_generations_are_never_merged(llm_pool: Any, llm: Any, options: dict[str, Any]) -> None:
+def test_equal_generation_requests_stay_separate(llm_pool: Any, llm: Any, options: dict[str, Any]) -> None:
     two_answers(llm_pool, **options).invoke({"question": "any"})
     asked = [(one.prompt.flat(), one.sampling.temperature) for one in llm.asked]
     assert asked.count(("user: A number: any\nassistant:", options["temperature"])) == 2 and len(asked) == 3
 
 
-def test_a_message_put_into_a_prompt_as_a_whole_prints_its_id(llm_pool: Any, llm: Any) -> None:
+def test_message_formatted_into_a_prompt_includes_its_run_id(llm_pool: Any, llm: Any) -> None:
     """So two plain runs differ, too; what was made ahead from another id is not taken."""
     model = ChatTeola(pool=llm_pool)
     draft = ChatPromptTemplate.from_template("Draft {question}") | model
@@ -66,7 +66,7 @@ def test_a_message_put_into_a_prompt_as_a_whole_prints_its_id(llm_pool: Any, llm
     assert all("id='lc_run-" in one for one in said) and len(set(said)) == 3
 
 
-def test_a_bounded_batch_goes_step_by_step_as_the_original_does(llm_pool: Any) -> None:
+def test_bounded_batch_fails_in_the_order_of_the_original(llm_pool: Any) -> None:
     def first(x: Any) -> Any:
         if x["question"] == "b":
             raise ValueError("b fails in the first step")

@@ -38,7 +38,7 @@ def refined(pool: EnginePool) -> Any:
 @pytest.mark.parametrize(
     ("tokens", "passes"), [(8, DEFAULT_PASSES), (0, DEFAULT_PASSES), (8, ())], ids=["takes", "takes none", "no passes"]
 )
-def test_a_refinement_gets_the_answer_before_it_as_its_draft(tokens: int, passes: Any) -> None:
+def test_refining_request_gets_the_earlier_answer_as_draft(tokens: int, passes: Any) -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=tokens))}) as pool:
         chain = refined(pool)
@@ -53,7 +53,7 @@ def test_a_refinement_gets_the_answer_before_it_as_its_draft(tokens: int, passes
             assert second.drafts[0] in second.payload.prompt.flat() and second.drafts[0]
 
 
-def test_explain_says_where_drafts_come_from() -> None:
+def test_explain_lists_the_sources_of_drafts() -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
         told = accelerate(refined(pool)).explain(details=True)
@@ -88,7 +88,7 @@ def with_tools(llm: ChatTeola) -> Any:
     ],
 )
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "plain"])
-def test_labels_schemas_and_tools_are_drafted(make: Any, first: str, what: str, planned: bool) -> None:
+def test_requests_draft_labels_schemas_and_tools(make: Any, first: str, what: str, planned: bool) -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
         chain = make(ChatTeola(pool=pool))
@@ -103,7 +103,7 @@ def test_labels_schemas_and_tools_are_drafted(make: Any, first: str, what: str, 
         assert what in fast.explain(details=True)
 
 
-def test_sampled_requests_get_none() -> None:
+def test_sampled_requests_get_no_drafts() -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
         asked = record(pool.engine("llm"))
@@ -111,7 +111,7 @@ def test_sampled_requests_get_none() -> None:
         assert [one.drafts for one in asked] == [()]
 
 
-def test_traces_count_what_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_summary_counts_drafted_and_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeLLM._generated
 
     def generated(self: FakeLLM, *given: Any) -> Any:

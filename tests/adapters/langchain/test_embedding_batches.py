@@ -127,7 +127,7 @@ def take_log(stub: EmbeddingStub) -> list[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_requests_and_vectors_are_the_originals(way: str, stub: EmbeddingStub) -> None:
+def test_concurrent_embedding_batches_send_the_requests_of_the_original(way: str, stub: EmbeddingStub) -> None:
     model = embeddings(stub)
     expected = run_original(way, model, TEXTS)
     original_log = take_log(stub)
@@ -140,7 +140,9 @@ def test_requests_and_vectors_are_the_originals(way: str, stub: EmbeddingStub) -
 @pytest.mark.parametrize(
     "options", [{}, {"embedding_ctx_length": 8}, {"embedding_ctx_length": 8, "chunk_size": 3}], ids=str
 )
-def test_token_lists_are_split_once(way: str, options: dict[str, Any], stub: EmbeddingStub) -> None:
+def test_texts_are_tokenized_once_for_concurrent_batches(
+    way: str, options: dict[str, Any], stub: EmbeddingStub
+) -> None:
     model = embeddings(stub, check_embedding_ctx_length=True, **options)
     texts = [*TEXTS[:7], "", *TEXTS[7:9]]
     expected = run_original(way, model, texts)
@@ -151,7 +153,7 @@ def test_token_lists_are_split_once(way: str, options: dict[str, Any], stub: Emb
     assert Characters.texts == 2 * split_texts
 
 
-def test_two_thousand_texts_take_less_than_a_third_of_the_rounds(stub: EmbeddingStub) -> None:
+def test_forty_embedding_batches_run_at_least_six_at_once(stub: EmbeddingStub) -> None:
     stub.delay_s = 0.2
     model = embeddings(stub, chunk_size=50, dimensions=8)
     texts = [f"text {number}" for number in range(2000)]
@@ -161,7 +163,7 @@ def test_two_thousand_texts_take_less_than_a_third_of_the_rounds(stub: Embedding
 
 
 @pytest.mark.parametrize("way", ["embed_documents", "aembed_documents"])
-def test_a_limit_of_requests_is_not_seen_by_the_app(way: str, stub: EmbeddingStub) -> None:
+def test_embedding_batches_respect_rate_limit_of_the_server(way: str, stub: EmbeddingStub) -> None:
     stub.delay_s = 0.01
     limit = RateLimit(requests=10, tokens=1e9, period_s=0.5)
     lock = threading.Lock()
@@ -180,7 +182,7 @@ def test_a_limit_of_requests_is_not_seen_by_the_app(way: str, stub: EmbeddingStu
 
 @pytest.mark.parametrize("way", ["embed_documents", "aembed_documents"])
 @pytest.mark.parametrize("place", [0, 9, 19])
-def test_errors_are_the_originals(way: str, place: int, stub: EmbeddingStub) -> None:
+def test_failed_embedding_batch_raises_the_error_of_the_original(way: str, place: int, stub: EmbeddingStub) -> None:
     model = embeddings(stub)
     texts = [*TEXTS[:place], "refuse", *TEXTS[place + 1 :]]
     with pytest.raises(openai.BadRequestError) as original:
@@ -191,7 +193,7 @@ def test_errors_are_the_originals(way: str, place: int, stub: EmbeddingStub) -> 
 
 
 @pytest.mark.parametrize("way", ["embed_documents", "aembed_documents"])
-def test_requests_stop_after_a_failure(way: str, stub: EmbeddingStub) -> None:
+def test_failed_embedding_batch_stops_further_requests(way: str, stub: EmbeddingStub) -> None:
     texts = ["refuse", *(f"text {number}" for number in range(199))]
     with pytest.raises(openai.BadRequestError):
         run_fast(way, embeddings(stub), texts)
@@ -199,7 +201,7 @@ def test_requests_stop_after_a_failure(way: str, stub: EmbeddingStub) -> None:
 
 
 @pytest.mark.parametrize("way", ["embed_documents", "aembed_documents"])
-def test_a_request_that_was_refused_for_now_is_sent_again(way: str, stub: EmbeddingStub) -> None:
+def test_rate_limited_embedding_batch_is_retried_with_lower_concurrency(way: str, stub: EmbeddingStub) -> None:
     lock, refusals = threading.Lock(), iter([(429, {"retry-after-ms": "5"}, {"error": {"message": "slow down"}})])
 
     def refuse_one_prefetch(path: str, body: dict[str, Any]) -> Any:
@@ -218,7 +220,7 @@ def test_a_request_that_was_refused_for_now_is_sent_again(way: str, stub: Embedd
     "case",
     ["one batch", "max_concurrency", "switched off", "no app", "uninstalled", "a class of one's own", "progress bar"],
 )
-def test_requests_that_stay_one_after_the_other(case: str, way: str, stub: EmbeddingStub) -> None:
+def test_embedding_batches_stay_sequential_in_excluded_cases(case: str, way: str, stub: EmbeddingStub) -> None:
     stub.delay_s = 0.01
 
     class Own(OpenAIEmbeddings):
@@ -250,7 +252,7 @@ def test_requests_that_stay_one_after_the_other(case: str, way: str, stub: Embed
     assert stub.most_at_once == 1
 
 
-def test_a_node_of_a_graph_ingests_side_by_side(stub: EmbeddingStub) -> None:
+def test_embedding_batches_of_a_graph_node_run_concurrently(stub: EmbeddingStub) -> None:
     model = embeddings(stub)
 
     def add(state: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +271,7 @@ def test_a_node_of_a_graph_ingests_side_by_side(stub: EmbeddingStub) -> None:
 
 
 @pytest.mark.parametrize("way", ["add_documents", "aadd_documents"])
-def test_batches_go_side_by_side_on_an_engine(way: str, stub: EmbeddingStub) -> None:
+def test_embedding_batches_run_concurrently_on_an_engine(way: str, stub: EmbeddingStub) -> None:
     model = embeddings(stub)
     engine = EmbeddingServer(base_url=stub.base_url, model=MODEL, max_inputs=1)
     with EnginePool.local([engine]) as pool:
@@ -279,7 +281,7 @@ def test_batches_go_side_by_side_on_an_engine(way: str, stub: EmbeddingStub) -> 
     assert sorted(stub.inputs) == sorted([TEXTS[start : start + 2] for start in range(0, 20, 2)])
 
 
-def test_a_cancelled_call_sends_no_more(stub: EmbeddingStub) -> None:
+def test_cancelled_embedding_call_sends_no_more_requests(stub: EmbeddingStub) -> None:
     stub.delay_s = 0.1
     model = embeddings(stub)
 

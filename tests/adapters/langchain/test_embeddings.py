@@ -13,7 +13,7 @@ from teola_plugin.engines.fake import embed_words
 from teola_plugin.errors import RegistrationError
 
 
-async def test_roles_are_kept_apart_and_vectors_are_plain(pool):
+async def test_query_and_document_vectors_differ_and_are_lists(pool):
     embeddings = TeolaEmbeddings(pool=pool)
     query, documents = embeddings.embed_query("a cat"), embeddings.embed_documents(["a cat", "a dog"])
     assert query == list(embed_words("a cat", "query"))
@@ -26,7 +26,7 @@ async def test_roles_are_kept_apart_and_vectors_are_plain(pool):
     assert embeddings.embed_documents([]) == []
 
 
-def test_engine_is_checked_and_the_pool_is_shared(pool):
+def test_embeddings_check_engine_and_copies_share_pool(pool):
     with pytest.raises(RegistrationError, match="unknown engine 'embeder'"):
         TeolaEmbeddings(pool=pool, engine="embeder")
     embeddings = TeolaEmbeddings(pool=pool)
@@ -34,7 +34,7 @@ def test_engine_is_checked_and_the_pool_is_shared(pool):
     assert embeddings.model_dump() == {"engine": "embedder"}
 
 
-def test_leaf(pool):
+def test_embeddings_leaf_describes_the_query_request(pool):
     leaf = TeolaEmbeddings(pool=pool).__teola_leaf__({})
     assert (leaf.engine, leaf.role, leaf.batchable) == ("embedder", "query", False)
     assert leaf.result((1, 2.0)) == [1.0, 2.0]

@@ -45,7 +45,9 @@ def broken(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_failing_pass_runs_the_original(fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_pass_is_logged_and_the_original_runs(
+    fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(KeyError)])
     assert call(fast, way, expected=0)[0] == plain
     assert "planning failed; the original runs" in caplog.text and "'broken'" in caplog.text
@@ -54,7 +56,7 @@ def test_a_failing_pass_runs_the_original(fakes: EnginePool, way: str, caplog: p
         fast.explain()
 
 
-def test_a_failing_pass_in_a_part_that_is_chosen_at_run_time(fakes: EnginePool) -> None:
+def test_failing_pass_in_a_subplan_runs_the_original(fakes: EnginePool) -> None:
     steps = two_steps(ChatTeola(pool=fakes))
     chains = [
         RunnableBranch((lambda x: "question" in x, steps), RunnablePassthrough()),
@@ -68,7 +70,7 @@ def test_a_failing_pass_in_a_part_that_is_chosen_at_run_time(fakes: EnginePool) 
 
 @pytest.mark.parametrize("where", ["AcceleratedRunnable._submit", "AcceleratedRunnable._plan", "new_query"])
 @pytest.mark.parametrize("way", WAYS)
-def test_any_bug_while_a_call_begins_runs_the_original(
+def test_internal_error_at_call_start_runs_the_original(
     fakes: EnginePool, way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
@@ -78,7 +80,7 @@ def test_any_bug_while_a_call_begins_runs_the_original(
     assert "ZeroDivisionError: ours" in caplog.text
 
 
-def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, monkeypatch: Any) -> None:
+def test_internal_error_after_submission_leaves_no_live_query(fakes: EnginePool, monkeypatch: Any) -> None:
     plain, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)))
     monkeypatch.setattr(held, "SessionHandler", broken(TypeError("ours")))
     assert fast.invoke(QUESTION) == plain
@@ -95,7 +97,7 @@ def test_a_bug_after_the_query_was_submitted_leaves_no_query(fakes: EnginePool, 
 
 @pytest.mark.parametrize("where", ["calls", "_submit"])
 @pytest.mark.parametrize("way", WAYS)
-def test_any_bug_with_ones_own_models(
+def test_internal_error_without_a_pool_runs_the_original(
     way: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = Ledger()
@@ -109,7 +111,7 @@ def test_any_bug_with_ones_own_models(
 
 
 @pytest.mark.parametrize("name", ["trace", "with_parts", "plan_prefetching"])
-def test_a_tracer_that_fails_leaves_the_original(
+def test_failing_tracer_leaves_the_original_unchanged(
     fakes: EnginePool, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(entry, name, broken(RecursionError("ours")))
@@ -120,7 +122,9 @@ def test_a_tracer_that_fails_leaves_the_original(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, SystemExit])
-def test_what_is_no_failure_passes(fakes: EnginePool, error: type[BaseException], monkeypatch: Any) -> None:
+def test_cancellation_and_interrupts_raised_in_a_pass_propagate(
+    fakes: EnginePool, error: type[BaseException], monkeypatch: Any
+) -> None:
     _, fast = plain_and_fast(two_steps(ChatTeola(pool=fakes)), passes=[Broken(error)])
     with pytest.raises(error):
         fast.invoke(QUESTION)
@@ -129,14 +133,14 @@ def test_what_is_no_failure_passes(fakes: EnginePool, error: type[BaseException]
         accelerate(two_steps(ChatTeola(pool=fakes)))
 
 
-def test_mistakes_of_the_caller_are_still_told(fakes: EnginePool) -> None:
+def test_unknown_pass_raises_registration_error(fakes: EnginePool) -> None:
     with pytest.raises(RegistrationError):
         accelerate(two_steps(ChatTeola(pool=fakes)), passes=["no-such-pass"])
 
 
 @pytest.mark.parametrize("method", ["admit", "engines.join", "post", "observe", "begin_subplan"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_bug_on_the_pools_own_thread_hangs_nobody(
+def test_internal_error_on_pool_thread_does_not_block_the_caller(
     way: str, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with EnginePool.local(fake_engines()) as pool:

@@ -112,7 +112,7 @@ def test_only_the_first_of_several_models_is_called() -> None:
     assert spare.prompts == []
 
 
-def test_max_concurrency_of_one_keeps_first_tries_in_their_places() -> None:
+def test_max_concurrency_of_one_keeps_first_tries_sequential() -> None:
     model, spare = models()
     fast = accelerate(steps_of_a_chain(model, spare))
 

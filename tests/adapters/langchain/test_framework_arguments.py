@@ -75,12 +75,12 @@ def passed_keywords() -> list[tuple[str, str]]:
     return [*sorted(pair for pair in pairs if pair[0] in WRITES | SEARCHES), ("add_documents", "current_time")]
 
 
-def test_the_indexing_api_is_among_the_callers() -> None:
+def test_indexing_api_passes_batch_size_to_add_documents() -> None:
     assert {("add_documents", "batch_size"), ("aadd_documents", "batch_size")} <= set(passed_keywords())
 
 
 @pytest.mark.parametrize(("name", "keyword"), passed_keywords())
-def test_keywords_that_langchain_passes_are_taken(store: Any, name: str, keyword: str) -> None:
+def test_store_accepts_keywords_that_langchain_passes(store: Any, name: str, keyword: str) -> None:
     first = "sleeps" if name in SEARCHES else ["one"] if name.endswith("texts") else [Document("one")]
     arguments = [] if keyword == "texts" else [first]
 
@@ -100,7 +100,7 @@ EDITIONS = [
 @pytest.mark.parametrize("cleanup", [None, "incremental", "full", "scoped_full"])
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 @pytest.mark.parametrize("more", [{}, {"force_update": True}, {"upsert_kwargs": {"vector_field": "v"}}], ids=str)
-def test_indexing_counts_and_finds_as_in_the_in_memory_store(
+def test_indexing_gives_the_results_of_the_in_memory_store(
     store: Any, plain: Any, cleanup: Any, batch_size: int, more: dict[str, Any]
 ) -> None:
     def history(each: Any, *, is_async: bool) -> list[Any]:
@@ -134,7 +134,9 @@ def test_indexing_counts_and_finds_as_in_the_in_memory_store(
     ],
     ids=str,
 )
-async def test_documents_are_added_as_to_the_in_memory_store(store: Any, plain: Any, arguments: dict[str, Any]) -> None:
+async def test_adding_documents_gives_the_ids_of_the_in_memory_store(
+    store: Any, plain: Any, arguments: dict[str, Any]
+) -> None:
     ids = store.add_documents(DOCUMENTS, **arguments)
 
     assert ids == plain.add_documents(DOCUMENTS, **arguments)
@@ -153,14 +155,14 @@ async def test_texts_without_metadata_are_added(store: Any, arguments: dict[str,
 @pytest.mark.parametrize(
     ("name", "near"), [("metadata", "metadatas"), ("id", "ids"), ("namespace", ""), ("embeddings", ""), ("where", "")]
 )
-def test_arguments_that_would_choose_other_rows_are_refused(store: Any, name: str, near: str) -> None:
+def test_adding_raises_for_arguments_that_would_change_rows(store: Any, name: str, near: str) -> None:
     for call in (lambda: store.add_texts(["one"], **{name: []}), lambda: store.add_documents(DOCUMENTS, **{name: []})):
         with pytest.raises(RegistrationError, match=rf"unknown argument of add_texts '{name}'.*{near}"):
             call()
     assert store.count() == 0
 
 
-async def test_a_deletion_by_ids_ignores_what_chooses_no_rows(stores: Any) -> None:
+async def test_delete_by_ids_ignores_arguments_that_select_no_rows(stores: Any) -> None:
     store, _ = stores
 
     assert store.delete(["mat"], batch_size=2)
@@ -170,7 +172,7 @@ async def test_a_deletion_by_ids_ignores_what_chooses_no_rows(stores: Any) -> No
 
 
 @pytest.mark.parametrize("arguments", [{"filter": {"n": 1}}, {"ids": ["mat"], "filter": {"n": 2}}, {"batch_size": 1}])
-def test_a_deletion_never_ignores_what_may_restrict_it(stores: Any, arguments: dict[str, Any]) -> None:
+def test_delete_raises_for_arguments_that_may_restrict_it(stores: Any, arguments: dict[str, Any]) -> None:
     store, _ = stores
 
     with pytest.raises(RegistrationError, match="unknown argument of delete"):
@@ -178,7 +180,7 @@ def test_a_deletion_never_ignores_what_may_restrict_it(stores: Any, arguments: d
     assert store.count() == len(DOCUMENTS)
 
 
-async def test_stores_are_made_with_arguments_of_the_class_and_of_adding(pool: Any) -> None:
+async def test_store_constructors_take_arguments_of_class_and_of_adding(pool: Any) -> None:
     embeddings = TeolaEmbeddings(pool=pool)
     options = {"pool": pool, "collection": next(_names), "batch_size": 2}
 
@@ -192,7 +194,7 @@ async def test_stores_are_made_with_arguments_of_the_class_and_of_adding(pool: A
 
 
 @pytest.mark.parametrize("selector", [SemanticSimilarityExampleSelector, MaxMarginalRelevanceExampleSelector])
-async def test_example_selectors_choose_as_from_the_in_memory_store(pool: Any, selector: Any) -> None:
+async def test_example_selectors_select_as_with_the_in_memory_store(pool: Any, selector: Any) -> None:
     examples = [{"question": document.page_content} for document in DOCUMENTS]
     embeddings = TeolaEmbeddings(pool=pool)
     query = {"question": "cat sleeps on the sofa"}
@@ -228,7 +230,9 @@ def without_rounding(results: Any) -> Any:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", [*BY_TEXT, *BY_VECTOR])
-async def test_searches_find_what_the_in_memory_store_finds(stores: Any, name: str, options: dict[str, Any]) -> None:
+async def test_searches_return_the_documents_of_the_in_memory_store(
+    stores: Any, name: str, options: dict[str, Any]
+) -> None:
     store, plain = stores
     query = QUERY if name in BY_TEXT else store.embeddings.embed_query(QUERY)
 
@@ -240,7 +244,7 @@ async def test_searches_find_what_the_in_memory_store_finds(stores: Any, name: s
 
 @pytest.mark.parametrize("options", [option for option in OPTIONS if "k" not in option or option["k"]], ids=str)
 @pytest.mark.parametrize("search_type", ["similarity", "mmr"])
-async def test_retrievers_take_the_options_of_every_search(stores: Any, search_type: str, options: Any) -> None:
+async def test_retrievers_accept_the_options_of_every_search(stores: Any, search_type: str, options: Any) -> None:
     own, plain = (each.as_retriever(search_type=search_type, search_kwargs=options) for each in stores)
 
     documents = own.invoke(QUERY)
@@ -250,7 +254,7 @@ async def test_retrievers_take_the_options_of_every_search(stores: Any, search_t
     assert await stores[0].asearch(QUERY, search_type, **options) == documents
 
 
-async def test_relevance_scores_above_a_threshold_are_the_scores(stores: Any) -> None:
+async def test_score_threshold_keeps_documents_with_higher_scores(stores: Any) -> None:
     store, _ = stores
     scored = store.similarity_search_with_score(QUERY, 5)
     threshold = scored[2][1]
@@ -265,7 +269,7 @@ async def test_relevance_scores_above_a_threshold_are_the_scores(stores: Any) ->
 
 
 @pytest.mark.parametrize("wanted", [{"word": "sofa"}, {"n": {"$in": [1, 3]}}])
-def test_every_search_filters(stores: Any, wanted: dict[str, Any]) -> None:
+def test_every_search_applies_the_filter(stores: Any, wanted: dict[str, Any]) -> None:
     store, plain = stores
     allowed = {"sofa"} if "word" in wanted else {"mat", "sofa"}
 

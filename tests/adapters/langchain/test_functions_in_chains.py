@@ -167,7 +167,7 @@ def outcome_of(app: Runnable[Any, Any], way: str, input: Any = None) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", GAINING.values(), ids=GAINING)
-def test_certain_calls_of_a_function_run_at_once_and_are_the_originals(build: Build, way: str) -> None:
+def test_certain_calls_of_a_function_run_concurrently(build: Build, way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     at_once_before = 3 if way == "batch" else 1
     if build is batch:
@@ -181,7 +181,7 @@ def test_certain_calls_of_a_function_run_at_once_and_are_the_originals(build: Bu
     assert plain.most_at_once <= at_once_before < fast.most_at_once
 
 
-def test_function_behind_a_model_begins_with_what_the_model_answered() -> None:
+def test_function_after_a_model_gets_the_answer_of_the_model() -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = outcome_of(behind_a_model(plain), "invoke")
 
@@ -193,7 +193,7 @@ def test_function_behind_a_model_begins_with_what_the_model_answered() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_function_that_the_entry_point_does_not_run_makes_no_call(way: str) -> None:
+def test_function_not_run_by_the_entry_point_makes_no_call(way: str) -> None:
     def build(model: Any) -> Runnable[Any, Any]:
         async def pass_on(inputs: dict[str, Any]) -> Any:
             return inputs["topic"]
@@ -245,7 +245,7 @@ def async_gather(model: Any) -> Runnable[Any, Any]:
 
 @pytest.mark.parametrize("way", ["ainvoke", "astream", "events"])
 @pytest.mark.parametrize("build", [async_loop, async_gather])
-def test_coroutine_functions_gain_too(build: Build, way: str) -> None:
+def test_calls_of_coroutine_functions_run_concurrently(build: Build, way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = outcome_of(build(plain), way)
 
@@ -316,7 +316,7 @@ def test_no_call_is_made_that_the_original_does_not_make(build: Build, way: str)
     assert fast.prompts == plain.prompts
 
 
-def test_data_of_a_closure_that_was_changed_are_read_again() -> None:
+def test_changed_closure_data_is_read_in_the_next_call() -> None:
     kinds = ["plan", "note"]
 
     def build(model: Any) -> Runnable[Any, Any]:
@@ -480,7 +480,7 @@ def test_calls_of_a_model_that_a_function_creates_are_prefetched(stub: Stub, nam
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_model_that_depends_on_the_config_of_a_call_is_called_in_its_place(stub: Stub, way: str) -> None:
+def test_model_that_depends_on_call_config_is_not_prefetched(stub: Stub, way: str) -> None:
     url = stub.base_url
 
     def take_notes(inputs: dict[str, Any], config: RunnableConfig) -> list[Any]:
@@ -524,7 +524,7 @@ def chunks_of_documents(model: Any) -> Runnable[Any, Any]:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "events"])
 @pytest.mark.parametrize("build", [chunks_of_a_text, chunks_of_documents])
-def test_calls_for_chunks_of_a_splitter_are_the_originals_and_overlap(build: Build, way: str) -> None:
+def test_calls_for_chunks_of_a_splitter_overlap(build: Build, way: str) -> None:
     plain, fast = HostedModel(latency_s=0.01), HostedModel(latency_s=3 * LATENCY_S)
     expected = outcome_of(build(plain), way)
 
@@ -571,7 +571,7 @@ def long_text(model: Any) -> Runnable[Any, Any]:
 
 
 @pytest.mark.parametrize("build", [splitter_that_measures_by_code, splitter_of_another_class, long_text])
-def test_chunks_that_are_not_known_before_are_asked_about_in_their_place(build: Build) -> None:
+def test_calls_for_unpredictable_chunks_are_not_prefetched(build: Build) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = outcome_of(build(plain), "invoke")
 

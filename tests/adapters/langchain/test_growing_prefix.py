@@ -60,7 +60,7 @@ def asked(kit: Any, fast: Any) -> tuple[Any, list[Span]]:
 
 
 @pytest.mark.parametrize("joined", [in_order, with_an_end])
-def test_a_prompt_is_prefilled_as_it_grows(kit: Any, joined: Callable[[Found], str]) -> None:
+def test_growing_prompt_prefix_is_prefilled_from_the_second_query(kit: Any, joined: Callable[[Found], str]) -> None:
     plain = chain(kit, joined)
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
@@ -75,7 +75,7 @@ def test_a_prompt_is_prefilled_as_it_grows(kit: Any, joined: Callable[[Found], s
 
 
 @pytest.mark.parametrize("joined", [backwards, three_or_nothing])
-def test_what_does_not_grow_at_its_end_is_not_prefilled(kit: Any, joined: Callable[[Found], str]) -> None:
+def test_prompt_growing_before_its_end_is_not_prefilled(kit: Any, joined: Callable[[Found], str]) -> None:
     plain = chain(kit, joined)
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
@@ -84,7 +84,7 @@ def test_what_does_not_grow_at_its_end_is_not_prefilled(kit: Any, joined: Callab
         assert answer == expected and grown == []
 
 
-def test_code_that_may_do_anything_is_not_run_ahead(kit: Any) -> None:
+def test_opaque_code_is_not_run_for_partial_prefilling(kit: Any) -> None:
     calls: list[int] = []
 
     def counted(found: Found) -> str:
@@ -100,7 +100,7 @@ def test_code_that_may_do_anything_is_not_run_ahead(kit: Any) -> None:
     assert calls == [3] * 4
 
 
-def test_trust_is_lost_with_the_first_wrong_guess(kit: Any) -> None:
+def test_wrong_prefix_prediction_stops_partial_prefilling(kit: Any) -> None:
     """The order of the passages depends on the question."""
 
     def order(given: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def test_trust_is_lost_with_the_first_wrong_guess(kit: Any) -> None:
     assert grown("three") == 0 and grown("four") > 0
 
 
-def test_what_one_tenant_shows_is_not_used_for_another(kit: Any) -> None:
+def test_prefix_predictions_are_kept_per_tenant(kit: Any) -> None:
     fast = accelerate(chain(kit, in_order))
 
     def grown(tenant: str) -> int:
@@ -139,7 +139,7 @@ def test_what_one_tenant_shows_is_not_used_for_another(kit: Any) -> None:
     assert grown("trust-a") == 0 and grown("trust-a") > 0
 
 
-def test_what_is_learned_belongs_to_a_pool(kit: Any) -> None:
+def test_prefix_predictions_are_kept_per_pool(kit: Any) -> None:
     fast = accelerate(chain(kit, in_order))
     assert [bool(asked(kit, fast)[1]) for _ in range(2)][1]
     other = pool_kit(profiles.scaled(profiles.rtx3090(), 0.1))

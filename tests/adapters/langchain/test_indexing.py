@@ -25,7 +25,7 @@ def store(pool):
     return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection=next(_names))
 
 
-async def test_indexed_documents_are_found_and_indexing_again_adds_nothing(store):
+async def test_indexed_documents_are_found_and_reindexing_adds_nothing(store):
     index = TeolaIndexer(store=store)
     assert index.invoke(Document(page_content=TEXT, metadata={"source": "a.txt"})) == store.collection
     expected = RecursiveCharacterTextSplitter(chunk_size=256, chunk_overlap=30).split_text(TEXT)
@@ -37,7 +37,7 @@ async def test_indexed_documents_are_found_and_indexing_again_adds_nothing(store
     assert store.count() == count
 
 
-async def test_every_form_of_input(store):
+async def test_indexer_accepts_texts_documents_and_lists(store):
     index = TeolaIndexer(store=store, splitter=CharacterTextSplitter(separator=" ", chunk_size=5, chunk_overlap=0))
     index.invoke("one two")
     await index.ainvoke(["three", Document(page_content="four")])
@@ -60,7 +60,7 @@ def test_progress_bar_changes_nothing_but_the_terminal(store, capsys):
     assert f"indexing into {store.collection}" in capsys.readouterr().out
 
 
-def test_leaf_chunks_as_the_call_does(store, pool):
+def test_indexer_leaf_returns_the_chunks_of_the_call(store, pool):
     index = TeolaIndexer(store=store)
     leaf = index.__teola_leaf__({})
     assert (leaf.store, leaf.embedder, leaf.collection) == ("store", "embedder", store.collection)
@@ -77,7 +77,7 @@ def test_leaf_chunks_as_the_call_does(store, pool):
 
 
 @pytest.mark.parametrize("text", ["", "short", TEXT, TEXT * 20])
-def test_the_estimate_is_near(store, text):
+def test_indexer_leaf_estimates_chunk_count_within_30_percent(store, text):
     leaf = TeolaIndexer(store=store).__teola_leaf__({})
     real = len(RecursiveCharacterTextSplitter(chunk_size=256, chunk_overlap=30).split_text(text))
     assert real * 0.7 <= leaf.estimate(text) <= max(real, real * 1.3)

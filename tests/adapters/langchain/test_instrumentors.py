@@ -112,9 +112,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_tracer_of_every_callback_manager_hears_of_the_originals_runs_alone(
-    tracer: Tracer, name: str, entry: str
-) -> None:
+def test_global_tracer_records_only_the_runs_of_the_original(tracer: Tracer, name: str, entry: str) -> None:
     chain = CHAINS[name]()
     heard = []
     for runnable in (chain, accelerate(chain, concurrent=[Model, Shelf])):

@@ -95,7 +95,7 @@ class Heard(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize("make", [extractor, chain])
-def test_an_interrupted_call_is_told_of(make: Callable[[], Runnable[Any, Any]]) -> None:
+def test_keyboard_interrupt_sends_the_callbacks_of_the_original(make: Callable[[], Runnable[Any, Any]]) -> None:
     seen = []
     for one in (make(), accelerate(make(), concurrent=[Waits])):
         heard = Heard()

@@ -61,7 +61,7 @@ def shown(found: list[Document]) -> list[str]:
 
 
 @pytest.mark.parametrize("make", [in_memory, chroma, faiss, qdrant])
-def test_a_store_is_searched_by_eight_threads(make: Any) -> None:
+def test_listed_store_allows_searches_from_eight_threads(make: Any) -> None:
     store = make()
     assert ThreadSafety().allows(store)
     retriever = store.as_retriever(search_kwargs={"k": 3})
@@ -78,7 +78,7 @@ def stub() -> Iterator[Stub]:
         yield made
 
 
-def test_clients_are_asked_by_eight_threads(stub: Stub) -> None:
+def test_listed_clients_allow_calls_from_eight_threads(stub: Stub) -> None:
     from langchain_openai import ChatOpenAI, OpenAI
 
     given: dict[str, Any] = {"base_url": stub.base_url, "model": MODEL, "api_key": "none"}
@@ -90,7 +90,7 @@ def test_clients_are_asked_by_eight_threads(stub: Stub) -> None:
         assert [getattr(one, "content", one) for one in found] == [getattr(one, "content", one) for one in expected]
 
 
-def test_a_map_reduce_of_a_client_needs_no_word(stub: Stub) -> None:
+def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: Stub) -> None:
     """The bare line: requests are under way together, and there are as many."""
     from langchain_classic.chains.summarize import load_summarize_chain
     from langchain_openai import ChatOpenAI
@@ -124,7 +124,7 @@ def _there(stub: Stub, requests: int) -> bool:
     return False
 
 
-def test_all_that_is_listed_can_be_imported_where_it_is_installed() -> None:
+def test_listed_thread_safe_classes_exist_if_installed() -> None:
     """No name is misspelt."""
     import importlib
 

@@ -87,7 +87,7 @@ HEARD = [
 ]
 
 
-async def test_calls_are_heard_of_and_the_answer_is_what_it_was(model: Any, llm_pool: EnginePool) -> None:
+async def test_tool_call_listener_gets_calls_and_leaves_the_answer_unchanged(model: Any, llm_pool: EnginePool) -> None:
     plain = model.invoke("hi")
     listener = Listener()
     with listening(llm_pool, listener):
@@ -99,7 +99,7 @@ async def test_calls_are_heard_of_and_the_answer_is_what_it_was(model: Any, llm_
     assert listener.heard == HEARD * 4
 
 
-def test_the_listener_is_told_how_the_conversation_goes_on(model: Any, llm_pool: EnginePool) -> None:
+def test_listener_call_builds_the_prompt_of_the_next_turn(model: Any, llm_pool: EnginePool) -> None:
     listener = Listener()
     with listening(llm_pool, listener):
         made = model.invoke("hi")
@@ -111,7 +111,7 @@ def test_the_listener_is_told_how_the_conversation_goes_on(model: Any, llm_pool:
 
 
 @pytest.mark.parametrize("breaks", ["asked", "called", "answered"])
-async def test_a_listener_that_breaks_is_not_noticed(
+async def test_failing_listener_is_logged_and_the_call_succeeds(
     model: Any, llm_pool: EnginePool, breaks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = Listener(breaks)
@@ -123,7 +123,7 @@ async def test_a_listener_that_breaks_is_not_noticed(
 
 
 @pytest.mark.parametrize("live", [False, True])
-async def test_nobody_listens_elsewhere(model: Any, llm_pool: EnginePool, live: bool) -> None:
+async def test_listener_gets_nothing_without_live_query_or_tools(model: Any, llm_pool: EnginePool, live: bool) -> None:
     """Not outside of live queries, not to models without tools, not where the agent has no ear for it."""
     listener = Listener()
     with listening(llm_pool, listener, live=False):
@@ -141,7 +141,7 @@ async def test_nobody_listens_elsewhere(model: Any, llm_pool: EnginePool, live: 
         assert len(model.invoke("hi").tool_calls) == 2
 
 
-async def test_an_answer_that_fails_is_told(model: Any, llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+async def test_listener_gets_failure_of_the_answer(model: Any, llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     def broken(asked: Any) -> str:
         raise ValueError("no answer")
 

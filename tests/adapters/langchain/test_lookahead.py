@@ -74,7 +74,7 @@ def asked(kit: Any, chain: Chain, given: Any, way: str) -> Any:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
 @pytest.mark.parametrize("name", CHOICES)
-def test_answers_are_the_plain_ones(kit: Any, name: str, way: str) -> None:
+def test_branch_prefetching_gives_the_answers_of_the_original(kit: Any, name: str, way: str) -> None:
     chain = judged(kit, CHOICES[name](kit))
     fast = accelerate(chain)
     plain = [asked(kit, chain, given, way) for given in QUESTIONS]
@@ -83,7 +83,7 @@ def test_answers_are_the_plain_ones(kit: Any, name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["primary", "retried"])
-def test_what_is_certain_is_begun_beside_the_judgement_and_made_once(kit: Any, name: str) -> None:
+def test_certain_calls_overlap_the_branch_condition_and_run_once(kit: Any, name: str) -> None:
     fast = accelerate(judged(kit, CHOICES[name](kit)))
     kit.fresh()
     fast.invoke(QUESTIONS[0])
@@ -98,7 +98,7 @@ def test_what_is_certain_is_begun_beside_the_judgement_and_made_once(kit: Any, n
 
 
 @pytest.mark.parametrize("name", ["one arm asks", "router"])
-def test_of_several_arms_one_may_ask_early_and_is_wasted_when_it_is_not_chosen(kit: Any, name: str) -> None:
+def test_speculative_call_of_an_arm_is_wasted_if_not_chosen(kit: Any, name: str) -> None:
     chain = judged(kit, CHOICES[name](kit))
     fast = accelerate(chain)
     for given in QUESTIONS:
@@ -109,7 +109,7 @@ def test_of_several_arms_one_may_ask_early_and_is_wasted_when_it_is_not_chosen(k
         assert (trace.wasted()[0] == 0) == chosen, given
 
 
-def test_of_two_that_ask_neither_asks_early(kit: Any) -> None:
+def test_no_llm_call_is_speculative_if_both_arms_need_one(kit: Any) -> None:
     fast = accelerate(judged(kit, CHOICES["both arms ask"](kit)))
     kit.fresh()
     fast.invoke(QUESTIONS[0])
@@ -118,21 +118,21 @@ def test_of_two_that_ask_neither_asks_early(kit: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
-def test_nothing_is_begun_early_that_is_not_wanted(kit: Any, options: dict[str, Any]) -> None:
+def test_options_turn_off_speculative_calls_of_arms(kit: Any, options: dict[str, Any]) -> None:
     fast = accelerate(judged(kit, CHOICES["one arm asks"](kit)), **options)
     kit.fresh()
     fast.invoke(QUESTIONS[0])
     assert begun_early(fast.last_trace()) == []
 
 
-def test_without_speculation_what_is_certain_is_begun_all_the_same(kit: Any) -> None:
+def test_certain_calls_are_prefetched_with_speculation_off(kit: Any) -> None:
     fast = accelerate(judged(kit, CHOICES["primary"](kit)), speculate="off")
     kit.fresh()
     fast.invoke(QUESTIONS[0])
     assert begun_early(fast.last_trace()) and fast.last_trace().wasted() == (0, 0)
 
 
-def test_user_code_in_an_arm_and_what_follows_it_is_left_alone(kit: Any) -> None:
+def test_user_code_of_an_arm_is_not_run_speculatively(kit: Any) -> None:
     calls: list[str] = []
 
     def counted(text: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ def test_user_code_in_an_arm_and_what_follows_it_is_left_alone(kit: Any) -> None
         assert sum(span.kind == "PREFILLING" for span in begun_early(fast.last_trace())) == 1
 
 
-def test_a_condition_that_fails_is_the_plain_failure(kit: Any) -> None:
+def test_failing_branch_condition_raises_its_own_error(kit: Any) -> None:
     def broken(given: Any) -> bool:
         raise KeyError("mine")
 

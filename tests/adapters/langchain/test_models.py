@@ -48,7 +48,7 @@ def models(pool: EnginePool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["chat", "text", "own chat", "own text"])
-def test_every_entry_gives_the_same(fakes: EnginePool, name: str, way: str) -> None:
+def test_accelerated_model_gives_the_same_results_at_every_entry_point(fakes: EnginePool, name: str, way: str) -> None:
     model = models(fakes)[name]
     fast = accelerate(model)
     assert isinstance(fast, type(model)) and type(fast).__name__ == type(model).__name__
@@ -57,7 +57,7 @@ def test_every_entry_gives_the_same(fakes: EnginePool, name: str, way: str) -> N
     assert accelerated.prompts == plain.prompts
 
 
-def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
+def test_accelerated_model_has_report_explain_and_trace(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     fast = accelerate(model, app="mine")
     fast.invoke(QUESTION)
@@ -69,7 +69,7 @@ def test_it_has_what_accelerated_objects_have(fakes: EnginePool) -> None:
         fast.nothing  # noqa: B018
 
 
-def test_an_agent_takes_it(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_create_agent_accepts_an_accelerated_model(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     def answer(asked: Any) -> str:
         called = asked.prompt.messages[-1].role == "tool"
         return "done" if called else '{"name": "add", "arguments": {"a": 1, "b": 2}}'
@@ -83,7 +83,7 @@ def test_an_agent_takes_it(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     assert [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in fast["messages"]] == said
 
 
-def test_its_methods_are_the_classs(fakes: EnginePool) -> None:
+def test_accelerated_model_keeps_the_methods_of_its_class(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     fast = accelerate(model)
     schema = {"title": "x", "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
@@ -96,7 +96,7 @@ def test_its_methods_are_the_classs(fakes: EnginePool) -> None:
     assert fields.invoke(QUESTION, {"configurable": {"m": 2}}).usage_metadata["output_tokens"] == 2
 
 
-def test_a_bound_model_keeps_its_class(fakes: EnginePool) -> None:
+def test_accelerated_bound_model_keeps_its_class(fakes: EnginePool) -> None:
     mine = Provider(ledger=Ledger())
     fast = accelerate(mine, pool=fakes, bind=[(mine, "llm")])
     assert isinstance(fast, Provider) and fast.original is mine
@@ -106,7 +106,7 @@ def test_a_bound_model_keeps_its_class(fakes: EnginePool) -> None:
     assert trace is not None and [span.engine for span in trace.spans] == ["llm"]
 
 
-def test_arguments_of_a_call_are_asked_for_once(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_call_with_arguments_sends_one_request(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     """No early call without them."""
     fast = accelerate(ChatTeola(pool=llm_pool))
     fast.invoke(QUESTION, stop=["x"], max_tokens=3)
@@ -115,7 +115,7 @@ def test_arguments_of_a_call_are_asked_for_once(llm_pool: EnginePool, llm: Scrip
     assert [asked.sampling.max_tokens for asked in llm.asked] == [3, 4, 5]
 
 
-def test_in_an_accelerated_chain_it_is_the_leaf_that_its_model_is(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_accelerated_model_in_an_accelerated_chain_is_lowered(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     fast = accelerate(ChatTeola(pool=llm_pool))
     chain = ask("first {question}", fast) | ask("then {question}", fast)
     whole = accelerate(chain)
@@ -124,7 +124,7 @@ def test_in_an_accelerated_chain_it_is_the_leaf_that_its_model_is(llm_pool: Engi
     assert len(llm.asked) == 4, "each party of a query asks once, and what was asked early is claimed"
 
 
-def test_inside_a_live_query_it_joins(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_accelerated_model_in_user_code_joins_the_live_query(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
     fast = accelerate(ChatTeola(pool=llm_pool))
     whole = accelerate(RunnableLambda(lambda text: fast.invoke(text)), pool=llm_pool)
     whole.invoke(QUESTION)
@@ -133,7 +133,7 @@ def test_inside_a_live_query_it_joins(llm_pool: EnginePool, llm: ScriptedLLM) ->
     assert len(llm.asked) == 1 and fast.last_trace() is None
 
 
-def test_what_is_set_on_one_is_set_on_both(fakes: EnginePool) -> None:
+def test_accelerated_model_shares_its_state_with_the_original(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     fast = accelerate(model)
     fast.max_tokens = 2
@@ -142,7 +142,7 @@ def test_what_is_set_on_one_is_set_on_both(fakes: EnginePool) -> None:
     assert [accelerate(order).invoke("x").content, order.invoke("x").content] == ["a", "b"]
 
 
-def test_copies(fakes: EnginePool) -> None:
+def test_copies_of_accelerated_models_keep_class_options_and_engine(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     mine = Provider(ledger=None)
     for fast in (accelerate(model, app="mine"), accelerate(mine, pool=fakes, bind=[(mine, "llm")], app="mine")):
@@ -158,7 +158,7 @@ def test_copies(fakes: EnginePool) -> None:
     assert own.invoke("x").content == "a" and own.report is not None
 
 
-def test_accelerated_once_more(fakes: EnginePool) -> None:
+def test_accelerating_an_accelerated_model_keeps_the_original(fakes: EnginePool) -> None:
     model = ChatTeola(pool=fakes, max_tokens=6)
     twice = accelerate(accelerate(model), app="other")
     assert twice.original is model and twice.invoke(QUESTION).content == model.invoke(QUESTION).content
@@ -166,7 +166,7 @@ def test_accelerated_once_more(fakes: EnginePool) -> None:
     assert trace is not None and trace.app == "other"
 
 
-def test_a_share_of_calls_in_the_shadow(fakes: EnginePool) -> None:
+def test_accelerated_model_compares_shadow_calls(fakes: EnginePool) -> None:
     fast = accelerate(ChatTeola(pool=fakes), shadow=1.0)
     fast.invoke(QUESTION)
     assert counted(fast, 1) == ShadowReport(compared=1)

@@ -24,7 +24,7 @@ def kit() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ["one arm asks", "router"])
-def test_an_arm_asks_when_it_is_chosen(kit: Any, name: str) -> None:
+def test_arm_on_a_shared_engine_is_called_only_if_chosen(kit: Any, name: str) -> None:
     chain = judged(kit, CHOICES[name](kit))
     fast = accelerate(chain)
     for given in QUESTIONS:
@@ -36,21 +36,21 @@ def test_an_arm_asks_when_it_is_chosen(kit: Any, name: str) -> None:
         assert trace is not None and not begun_early(trace) and trace.wasted() == (0, 0)
 
 
-def test_with_speculate_all_nobody_minds(kit: Any) -> None:
+def test_speculate_all_allows_speculative_calls_to_a_shared_engine(kit: Any) -> None:
     fast = accelerate(judged(kit, CHOICES["one arm asks"](kit)), speculate="all")
     kit.fresh()
     fast.invoke(QUESTIONS[0])
     assert begun_early(fast.last_trace())
 
 
-def test_what_is_certain_is_begun(kit: Any) -> None:
+def test_certain_call_to_a_shared_engine_is_prefetched(kit: Any) -> None:
     fast = accelerate(judged(kit, CHOICES["primary"](kit)))
     kit.fresh()
     fast.invoke(QUESTIONS[0])
     assert begun_early(fast.last_trace())
 
 
-def test_what_passes_may_do() -> None:
+def test_pass_context_permits_speculation_by_engine_and_option() -> None:
     machine = profiles.rtx3090()
     context = PassContext({**machine, "llm": replace(machine["llm"], dedicated=False)})
     assert context.may_read("llm") and not context.may_predict("llm") and context.may_predict("embedder", "store")

@@ -49,7 +49,7 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_any_character_may_be_asked(name: str, fakes: EnginePool) -> None:
+def test_models_accept_prompts_with_any_character(name: str, fakes: EnginePool) -> None:
     for model in (ChatTeola(pool=fakes, max_tokens=4), TeolaLLM(pool=fakes, max_tokens=4)):
         whole = model.invoke(ASKED[name])
         chunks: Any = list(model.stream(ASKED[name]))
@@ -57,18 +57,18 @@ def test_any_character_may_be_asked(name: str, fakes: EnginePool) -> None:
         assert text == getattr(whole, "content", whole) != ""
 
 
-def test_any_character_may_stand_in_a_tool(fakes: EnginePool) -> None:
+def test_tool_descriptions_accept_any_character(fakes: EnginePool) -> None:
     assert ChatTeola(pool=fakes, max_tokens=4).bind_tools([odd]).invoke(ODD).content
 
 
-def test_any_character_may_be_asked_of_a_server() -> None:
+def test_server_engine_accepts_prompts_with_any_character() -> None:
     with openai_stub() as stub:
         server = OpenAIServer(base_url=stub.base_url, model=MODEL, prefix_caching=True, calibrate=False)
         with EnginePool.local(llm=server) as pool:
             assert ODD in str(ChatTeola(pool=pool).invoke(ODD).content)
 
 
-def test_prompts_with_any_character_are_split_and_are_the_same() -> None:
+def test_partial_prefilling_keeps_prompts_with_any_character() -> None:
     llm = FakeLLM()
     with EnginePool.local([llm, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
         first = ChatPromptTemplate.from_template(f"{ODD} {{question}}") | ChatTeola(pool=pool, max_tokens=4)
@@ -97,7 +97,7 @@ def _index(pool: EnginePool, **options: Any) -> TeolaIndexer:
     return TeolaIndexer(store=store, **options)
 
 
-def test_chunks_of_documents_that_were_changed_in_place_are_new(fakes: EnginePool) -> None:
+def test_documents_changed_in_place_are_chunked_again(fakes: EnginePool) -> None:
     index, given = _index(fakes), Document("a text", metadata={"where": {"page": 1, "tags": ["a"]}})
     before = index.chunk(given)
     given.metadata["where"]["tags"].append("b")
@@ -107,14 +107,14 @@ def test_chunks_of_documents_that_were_changed_in_place_are_new(fakes: EnginePoo
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ([1], [True]), ({"a": 0}, {"a": False})])
-def test_chunks_of_documents_that_only_look_equal_are_new(one: Any, other: Any, fakes: EnginePool) -> None:
+def test_documents_with_equal_looking_metadata_are_chunked_separately(one: Any, other: Any, fakes: EnginePool) -> None:
     index = _index(fakes)
     for value in (one, other):
         [chunk] = index.chunk(Document("a text", metadata={"value": value}))
         assert data_key(chunk.metadata["value"]) == data_key(value)
 
 
-def test_chunks_by_a_splitter_that_was_changed_are_new(fakes: EnginePool) -> None:
+def test_changed_splitter_chunks_the_text_again(fakes: EnginePool) -> None:
     index = _index(fakes, splitter=CharacterTextSplitter(separator=" ", chunk_size=5, chunk_overlap=0))
     assert [chunk.text for chunk in index.chunk("one two")] == ["one", "two"]
     index.splitter._chunk_size = 50
@@ -123,7 +123,7 @@ def test_chunks_by_a_splitter_that_was_changed_are_new(fakes: EnginePool) -> Non
     assert len(index.chunk("one two")) == 2
 
 
-def test_chunks_of_the_same_documents_are_made_once(fakes: EnginePool) -> None:
+def test_equal_documents_are_chunked_once(fakes: EnginePool) -> None:
     index = _index(fakes)
     documents = [Document(f"text {i}", metadata={"at": [i, {"x": None}]}) for i in range(3)]
     assert index.chunk(documents) is index.chunk([one.model_copy(deep=True) for one in documents])
@@ -132,7 +132,7 @@ def test_chunks_of_the_same_documents_are_made_once(fakes: EnginePool) -> None:
 # ------------------------------------------------------------ what was found
 
 
-def test_documents_share_no_metadata() -> None:
+def test_documents_of_one_row_share_no_metadata() -> None:
     row = Chunk("a", "text", {"where": {"tags": ["a"]}, "n": 1})
     [first], [second] = to_documents([row]), to_documents([row])
     first.metadata["where"]["tags"].append("mine")
@@ -140,7 +140,7 @@ def test_documents_share_no_metadata() -> None:
 
 
 @pytest.mark.parametrize("accelerated", [False, True])
-def test_a_change_in_what_one_retrieval_found_is_not_in_the_next(accelerated: bool, fakes: EnginePool) -> None:
+def test_changes_to_retrieved_documents_do_not_reach_the_next_search(accelerated: bool, fakes: EnginePool) -> None:
     store = _index(fakes).store
     store.add_texts(["a cat"], [{"where": {"tags": ["a"]}}])
 

@@ -94,7 +94,7 @@ CHAINS: dict[str, tuple[Make, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_same(pool: EnginePool, name: str, way: str) -> None:
+def test_map_over_generated_list_gives_the_results_of_the_original(pool: EnginePool, name: str, way: str) -> None:
     make, given = CHAINS[name]
     alone, ledger = Ledger(), Ledger()
     plain = observe(make(pool, alone), way, given)
@@ -109,7 +109,7 @@ def test_same(pool: EnginePool, name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("name", ["searched", "answered", "multi_query"])
-def test_an_item_is_asked_for_while_the_next_is_written(name: str, way: str) -> None:
+def test_list_item_is_requested_while_the_next_item_is_generated(name: str, way: str) -> None:
     """The model writes no item before the one before it has been asked for."""
     make, given = CHAINS[name]
     ledger, llm = Ledger(), WritingLLM()
@@ -132,13 +132,13 @@ def test_an_item_is_asked_for_while_the_next_is_written(name: str, way: str) -> 
 
 @pytest.mark.parametrize("speculate", ["auto", "off"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_nothing_of_ones_own_is_asked_on_a_prediction_by_default(pool: EnginePool, name: str, speculate: str) -> None:
+def test_user_models_get_no_speculative_calls_by_default(pool: EnginePool, name: str, speculate: str) -> None:
     make, _ = CHAINS[name]
     assert accelerate(make(pool, Ledger()), speculate=speculate)._prefetch_plan is None
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_what_a_prediction_was_wrong_about_is_asked_for_in_its_place(pool: EnginePool, way: str) -> None:
+def test_wrongly_predicted_item_is_requested_once_when_known(pool: EnginePool, way: str) -> None:
     """A function drops the first item and changes the last: one search for nothing, none twice."""
 
     def chain(ledger: Ledger) -> Chain:
@@ -154,20 +154,20 @@ def test_what_a_prediction_was_wrong_about_is_asked_for_in_its_place(pool: Engin
     assert set(ledger.calls.values()) == {1}
 
 
-def test_a_model_that_takes_many_prompts_at_once_is_left_alone(pool: EnginePool) -> None:
+def test_text_model_with_batched_prompts_is_not_prefetched(pool: EnginePool) -> None:
     """`BaseLLM.batch` makes one call of many prompts."""
     ledger = Ledger()
     chain = queries(pool) | (PromptTemplate.from_template("{text}") | Text(ledger=ledger)).map()
     assert accelerate(chain, speculate="all")._prefetch_plan is None
 
 
-def test_nothing_to_gain_where_the_list_is_written_by_ones_own_model() -> None:
+def test_list_generated_by_a_user_model_is_not_prefetched() -> None:
     one = ChatPromptTemplate.from_template("{question}") | Chat() | (lambda message: message.content.split())
     assert accelerate(one | Notes().map(), speculate="all")._prefetch_plan is None
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_retriever_does_not_overtake_what_might_write(pool: EnginePool, way: str) -> None:
+def test_mapped_retriever_does_not_overtake_a_possible_write(pool: EnginePool, way: str) -> None:
     order: list[str] = []
 
     class Late(Notes):
@@ -189,7 +189,7 @@ def test_a_retriever_does_not_overtake_what_might_write(pool: EnginePool, way: s
     assert order == ["write", *["search"] * 3]
 
 
-def test_a_map_around_a_pool_model_keeps_its_plans_where_nothing_is_predicted(pool: EnginePool) -> None:
+def test_map_over_given_list_keeps_its_plan_with_speculate_all(pool: EnginePool) -> None:
     """The list comes with the input: the items' own plans still begin what they can."""
     each = {"context": Notes() | joined_one} | ChatPromptTemplate.from_template("long {context}") | ChatTeola(pool=pool)
     chain = RunnableLambda(lambda x: x["items"]) | each.map()
@@ -202,7 +202,7 @@ def joined_one(found: list[Any]) -> str:
     return " ".join(document.page_content for document in found)
 
 
-async def test_many_at_once_do_not_mix(pool: EnginePool) -> None:
+async def test_concurrent_queries_do_not_mix_their_items(pool: EnginePool) -> None:
     import asyncio
 
     ledger = Ledger(jitter=0.003)

@@ -122,7 +122,7 @@ SHAPES: dict[str, Callable[[Ledger, Any], Chain]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("shape", ["at first", "between", "in an arm"])
-def test_a_check_that_refuses_is_not_passed(shape: str, check: str, way: str) -> None:
+def test_no_later_call_is_made_if_a_check_raises(shape: str, check: str, way: str) -> None:
     alone, beside = Ledger(), Ledger(jitter=0.002)
     plain = observe(SHAPES[shape](alone, CHECKS[check]), way, QUESTION)
     found = observe(accelerate(SHAPES[shape](beside, CHECKS[check])), way, QUESTION)
@@ -132,14 +132,14 @@ def test_a_check_that_refuses_is_not_passed(shape: str, check: str, way: str) ->
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_condition_that_raises_is_not_passed(way: str) -> None:
+def test_no_later_call_is_made_if_a_branch_condition_raises(way: str) -> None:
     ledger = Ledger(jitter=0.002)
     assert observe(accelerate(decided(ledger, refuse)), way, QUESTION).failed
     assert set(ledger.calls) == {"a: why"}
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_text_that_a_parser_refuses_is_not_passed(way: str) -> None:
+def test_no_later_call_is_made_if_a_parser_raises(way: str) -> None:
     def chain(ledger: Ledger) -> Chain:
         json = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger, says="no json") | JsonOutputParser()
         return (
@@ -156,7 +156,7 @@ def test_a_text_that_a_parser_refuses_is_not_passed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_prompt_that_cannot_be_filled_in_is_not_passed(way: str) -> None:
+def test_no_call_is_made_if_a_prompt_cannot_be_formatted(way: str) -> None:
     def chain(ledger: Ledger) -> Chain:
         prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("question")])
         return (
@@ -175,7 +175,7 @@ def test_a_prompt_that_cannot_be_filled_in_is_not_passed(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("each", [lambda item: int(item), lambda item: item["none"]])
-def test_what_is_done_with_the_items_of_a_list_is_not_passed(each: Any, way: str) -> None:
+def test_no_later_call_is_made_if_a_mapped_function_raises(each: Any, way: str) -> None:
     with EnginePool.local(fake_engines()) as pool:
 
         def chain(ledger: Ledger) -> Chain:
@@ -193,7 +193,7 @@ def test_what_is_done_with_the_items_of_a_list_is_not_passed(each: Any, way: str
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_an_index_into_what_was_found_is_not_passed(way: str) -> None:
+def test_no_later_call_is_made_after_an_index_error(way: str) -> None:
     class Empty(Notes):
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
             return []
@@ -216,7 +216,7 @@ def test_an_index_into_what_was_found_is_not_passed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_behind_a_check_that_allows_calls_are_early(way: str) -> None:
+def test_calls_after_a_passed_check_overlap(way: str) -> None:
     """The check has succeeded: then what stands behind it is sure, and overlaps."""
     allowed = threading.Event()
 
@@ -241,7 +241,7 @@ def test_behind_a_check_that_allows_calls_are_early(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_parsers_that_take_any_text_are_passed(way: str) -> None:
+def test_calls_after_a_parser_that_cannot_fail_are_prefetched(way: str) -> None:
     ledger = Ledger(meet=2)
     first = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger) | CommaSeparatedListOutputParser()
     chain = assign(a=first) | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
@@ -250,7 +250,7 @@ def test_parsers_that_take_any_text_are_passed(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_all_speculation_passes_user_code(way: str) -> None:
+def test_speculate_all_starts_calls_before_user_code_ends(way: str) -> None:
     def slow(x: Any) -> Any:
         assert ledger.began.wait(5)
         return "ok"

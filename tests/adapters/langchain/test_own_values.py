@@ -89,7 +89,7 @@ WAYS = ("invoke", "ainvoke")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", [appending, editing, tagging, same_but_typed])
 @pytest.mark.parametrize("speculate", ["auto", "all"])
-def test_what_a_function_changes_in_place_is_what_a_model_is_asked(
+def test_model_gets_history_that_a_function_changed_in_place(
     change: Callable[[dict[str, Any]], str], way: str, speculate: Any
 ) -> None:
     alone, beside = Reader(), Reader()
@@ -104,7 +104,7 @@ def test_what_a_function_changes_in_place_is_what_a_model_is_asked(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_that_changes_its_input_changes_the_plain_objects(way: str) -> None:
+def test_model_that_changes_its_input_changes_the_callers_objects(way: str) -> None:
     """The second model is asked early, of the messages as they are; the first one changes them meanwhile."""
 
     def shout(messages: list[BaseMessage]) -> None:
@@ -130,7 +130,7 @@ def test_a_model_that_changes_its_input_changes_the_plain_objects(way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_model_seen_to_change_its_input_is_called_in_its_place_from_then_on(way: str) -> None:
+def test_model_that_changed_its_input_is_no_longer_prefetched(way: str) -> None:
     def clearing(messages: list[BaseMessage]) -> None:
         messages[0].content = "gone"
 
@@ -143,7 +143,7 @@ def test_a_model_seen_to_change_its_input_is_called_in_its_place_from_then_on(wa
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_what_a_model_gave_is_not_shared_with_early_work(way: str) -> None:
+def test_edited_answer_of_a_model_reaches_the_next_model(way: str) -> None:
     """A function edits the first answer; the next model is asked of the edited one, in the plain object and here."""
 
     def edit(x: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_what_a_model_gave_is_not_shared_with_early_work(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_what_cannot_be_copied_is_not_asked_early(way: str) -> None:
+def test_call_with_uncopyable_input_is_not_prefetched(way: str) -> None:
     class Mine(HumanMessage):
         pass
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_copied_is_not_asked_early(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_query_that_is_no_longer_the_same_is_searched_for_anew(way: str) -> None:
+def test_documents_changed_by_a_function_reach_the_next_prompt(way: str) -> None:
     """A retriever's own documents, changed by a function before the next step reads them."""
     from support.own_leaves import Notes
 

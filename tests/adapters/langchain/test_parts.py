@@ -84,7 +84,7 @@ NAMES = list(choosing(RunnablePassthrough(), RunnablePassthrough()))
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "batch"])
-def test_the_part_runs_ahead_inside_the_query(bench: apps.Bench, name: str, way: str) -> None:
+def test_subplan_of_the_chosen_chain_is_optimized(bench: apps.Bench, name: str, way: str) -> None:
     other = ChatPromptTemplate.from_template("{question}") | bench.model(10) | StrOutputParser()
     chain = choosing(apps.advanced_rag(bench, 10), other)[name]()
     fast = accelerate(chain, pool=bench.pool)
@@ -103,7 +103,7 @@ def test_the_part_runs_ahead_inside_the_query(bench: apps.Bench, name: str, way:
     assert any(n.startswith("part1/") and "partial#" in n for n in names), names
 
 
-def test_errors_are_the_plain_ones(bench: apps.Bench) -> None:
+def test_errors_inside_a_subplan_are_those_of_the_original(bench: apps.Bench) -> None:
     def broken(x: Any) -> Any:
         raise KeyError("mine")
 
@@ -129,7 +129,7 @@ class Parts:
         return True
 
 
-def test_what_has_nothing_to_gain_is_left_as_it_is(bench: apps.Bench) -> None:
+def test_composite_without_gain_is_returned_unchanged(bench: apps.Bench) -> None:
     def accelerated(node: Chain) -> Chain:
         raise AssertionError("not asked for")
 
@@ -141,7 +141,7 @@ def test_what_has_nothing_to_gain_is_left_as_it_is(bench: apps.Bench) -> None:
     assert with_parts(same, Parts(lambda node: node)) is same
 
 
-def test_a_class_of_the_users_own_is_left_as_it_is() -> None:
+def test_user_subclass_of_a_branch_is_returned_unchanged() -> None:
     class Mine(RunnableBranch[Any, Any]):
         def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
             return "mine"
@@ -150,7 +150,7 @@ def test_a_class_of_the_users_own_is_left_as_it_is() -> None:
     assert with_parts(chain, Parts(lambda node: AcceleratedRunnable(bound=node))) is chain
 
 
-def test_a_function_that_keeps_returning_one_chain_is_traced_once(bench: apps.Bench) -> None:
+def test_chain_returned_repeatedly_by_a_function_is_traced_once(bench: apps.Bench) -> None:
     rag = apps.advanced_rag(bench, 10)
     seen: list[Chain] = []
 

@@ -107,7 +107,7 @@ def at_once(trace: QueryTrace, engine: str) -> int:
 
 @every
 @pytest.mark.parametrize("way", WAYS)
-def test_three_calls_are_under_way_at_once(asked: Asked, make: Callable[[Asked], Chain], way: str) -> None:
+def test_composite_on_a_pool_runs_three_calls_at_once(asked: Asked, make: Callable[[Asked], Chain], way: str) -> None:
     plain, fast = make(asked), accelerate(make(asked), pool=asked.pool)
     asked.prompts.clear()
     expected, before = WAYS[way](plain), asked.prompts.copy()
@@ -118,7 +118,7 @@ def test_three_calls_are_under_way_at_once(asked: Asked, make: Callable[[Asked],
 
 
 @every
-def test_events_are_those_of_the_plain_object(asked: Asked, make: Callable[[Asked], Chain]) -> None:
+def test_composite_on_a_pool_sends_the_events_of_the_original(asked: Asked, make: Callable[[Asked], Chain]) -> None:
     made = make(asked), accelerate(make(asked), pool=asked.pool)
     seen = [observe(one, "invoke", "q", tags=["mine"], metadata={"n": 1}) for one in made]
     assert seen[0].events == seen[1].events
@@ -145,7 +145,7 @@ class Order(BaseCallbackHandler):
 
 
 @every
-def test_events_come_in_the_plain_order(asked: Asked, make: Callable[[Asked], Chain]) -> None:
+def test_composite_on_a_pool_sends_events_in_the_originals_order(asked: Asked, make: Callable[[Asked], Chain]) -> None:
     heard = []
     for chain in (make(asked), accelerate(make(asked), pool=asked.pool)):
         order = Order()
@@ -155,7 +155,7 @@ def test_events_come_in_the_plain_order(asked: Asked, make: Callable[[Asked], Ch
 
 
 @every
-def test_off_and_max_concurrency_keep_the_old_way(asked: Asked, make: Callable[[Asked], Chain]) -> None:
+def test_speculate_off_and_max_concurrency_keep_calls_sequential(asked: Asked, make: Callable[[Asked], Chain]) -> None:
     off, bounded = accelerate(make(asked), pool=asked.pool, speculate="off"), accelerate(make(asked), pool=asked.pool)
     off.invoke("q")
     bounded.invoke("q", {"max_concurrency": 1})
@@ -165,7 +165,7 @@ def test_off_and_max_concurrency_keep_the_old_way(asked: Asked, make: Callable[[
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_the_exception_is_that_of_the_plain_object(asked: Asked, at: int) -> None:
+def test_failing_composite_on_a_pool_sends_the_originals_events(asked: Asked, at: int) -> None:
     own = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     own.add_documents([Document(f"text {i}{' fails' * (i == at)}", id=str(i)) for i in range(3)])
     chain = ContextualCompressionRetriever(
@@ -183,7 +183,7 @@ def test_the_exception_is_that_of_the_plain_object(asked: Asked, at: int) -> Non
     assert seen[0][-1].startswith("failed")
 
 
-def test_each_input_of_a_batch_is_a_query_of_its_own(asked: Asked) -> None:
+def test_each_batch_input_is_a_separate_query(asked: Asked) -> None:
     fast, inputs = accelerate(extractor(asked), pool=asked.pool, app="batch"), ["a", "b", "c", "d"]
     assert fast.batch(inputs) == extractor(asked).batch(inputs)
     deadline = time.monotonic() + 5
@@ -192,7 +192,7 @@ def test_each_input_of_a_batch_is_a_query_of_its_own(asked: Asked) -> None:
     assert [sum(span.engine == "llm" for span in trace.spans) for trace in made] == [3, 3, 3, 3]
 
 
-def test_which_may_be_called_on_threads(asked: Asked) -> None:
+def test_threads_allow_pool_objects_without_user_code(asked: Asked) -> None:
     threads, pool = Threads(ThreadSafety()), asked.pool
     model = ChatTeola(pool=pool)
     own = TeolaVectorStore(pool=pool, embedding=DeterministicFakeEmbedding(size=4), collection="c")

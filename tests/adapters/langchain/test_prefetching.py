@@ -93,7 +93,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_provider_gets_the_originals_calls_in_their_form_and_two_at_once(entry: str) -> None:
+def test_prefetched_provider_calls_equal_the_originals_and_overlap(entry: str) -> None:
     plain, fast = Server(), Server()
 
     expected = ENTRIES[entry](three_questions(plain))
@@ -104,7 +104,7 @@ def test_the_provider_gets_the_originals_calls_in_their_form_and_two_at_once(ent
     assert fast.most >= 2
 
 
-def test_a_chunk_reaches_the_caller_before_the_model_has_ended() -> None:
+def test_first_chunk_reaches_the_caller_before_the_model_ends() -> None:
     ended: list[float] = []
 
     class Slow(Model):
@@ -124,7 +124,7 @@ def test_a_chunk_reaches_the_caller_before_the_model_has_ended() -> None:
     assert first < ended[0] - 0.5
 
 
-def test_a_model_whose_entry_is_the_users_own_code_is_not_prefetched() -> None:
+def test_model_with_overridden_invoke_is_not_prefetched() -> None:
     entered: list[str] = []
 
     class Own(Model):
@@ -141,7 +141,7 @@ def test_a_model_whose_entry_is_the_users_own_code_is_not_prefetched() -> None:
     assert fast.calls == plain.calls
 
 
-def test_a_rate_limiter_is_asked_once_for_each_call() -> None:
+def test_rate_limiter_is_acquired_once_per_call() -> None:
     class Counting(InMemoryRateLimiter):
         asked = 0
 
@@ -154,7 +154,7 @@ def test_a_rate_limiter_is_asked_once_for_each_call() -> None:
     assert Counting.asked == 3
 
 
-def test_a_site_whose_prefetch_was_for_nothing_is_left_alone_from_then_on() -> None:
+def test_call_site_with_wasted_prefetch_is_no_longer_prefetched() -> None:
     def chain(server: Server) -> Any:
         ask = ChatPromptTemplate.from_template
 
@@ -180,7 +180,7 @@ def test_a_site_whose_prefetch_was_for_nothing_is_left_alone_from_then_on() -> N
     assert "no longer prefetched" in fast.explain(details=True)
 
 
-def test_after_uninstall_the_original_just_runs_until_the_next_accelerate() -> None:
+def test_uninstall_stops_prefetching_until_the_next_accelerate() -> None:
     server = Server()
     chain = three_questions(server)
     fast = accelerate(chain)
@@ -192,7 +192,7 @@ def test_after_uninstall_the_original_just_runs_until_the_next_accelerate() -> N
     assert server.most == 2
 
 
-async def test_no_scope_is_left_live_by_queries_that_end_or_are_given_up() -> None:
+async def test_ended_and_cancelled_queries_leave_no_live_scope() -> None:
     fast = accelerate(three_questions(Server()))
     await fast.ainvoke(INPUT)
     task = asyncio.create_task(fast.ainvoke(INPUT))
@@ -230,7 +230,7 @@ class Asking(Model):
 
 
 @pytest.mark.parametrize("on_loop", [False, True])
-def test_listeners_hear_of_a_model_that_a_prefetched_model_asks(on_loop: bool) -> None:
+def test_handlers_get_calls_nested_in_a_prefetched_call(on_loop: bool) -> None:
     def questions(accelerated: bool) -> list[str]:
         other = Model()
         chain = three_questions(Server(), lambda **fields: Asking(other=other, **fields))
@@ -244,7 +244,7 @@ def test_listeners_hear_of_a_model_that_a_prefetched_model_asks(on_loop: bool) -
     assert questions(accelerated=True) == questions(accelerated=False)
 
 
-def test_a_prefetched_call_has_the_tags_and_the_metadata_of_its_model_and_its_caller() -> None:
+def test_prefetched_call_has_tags_and_metadata_of_model_and_caller() -> None:
     reached: list[tuple[set[str], dict[str, Any]]] = []
 
     class Noting(Model):
@@ -260,7 +260,7 @@ def test_a_prefetched_call_has_the_tags_and_the_metadata_of_its_model_and_its_ca
     assert reached == [expected] * 3
 
 
-def test_site_of_several_calls_is_read_if_one_of_them_is() -> None:
+def test_call_site_with_several_calls_is_read_if_any_is() -> None:
     def call(name: str, **inputs: Ref) -> Primitive:
         attributes = Attributes(wrapped="ask")
         return Primitive(name, PrimitiveKind.PREFILLING, PROVIDER, inputs=named(**inputs), attributes=attributes)

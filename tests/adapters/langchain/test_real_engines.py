@@ -42,7 +42,7 @@ def store(pool):
     store.delete()
 
 
-async def test_finds_what_langchains_exact_store_finds(store):
+async def test_real_store_finds_the_documents_of_the_exact_store(store):
     store.add_documents(DOCUMENTS)
     exact = InMemoryVectorStore(store.embeddings)
     exact.add_documents(DOCUMENTS)
@@ -55,7 +55,7 @@ async def test_finds_what_langchains_exact_store_finds(store):
     assert [d.id for d in store.similarity_search("pets", filter={"hot": True})] == ["3"]
 
 
-async def test_indexing_again_adds_nothing(store):
+async def test_reindexing_on_real_engines_adds_no_rows(store):
     index = TeolaIndexer(store=store)
     text = " ".join(f"Sentence number {i} speaks of topic {i % 7}." for i in range(60))
     assert index.invoke(text) == store.collection

@@ -85,7 +85,7 @@ def logged(stub: EmbeddingStub) -> list[Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_vectors_and_requests_are_those_of_the_object(
+def test_bound_remote_embeddings_send_the_requests_of_the_original(
     options: str, way: str, stub: EmbeddingStub, pool: EnginePool
 ) -> None:
     model = embeddings(stub, **OPTIONS[options])
@@ -107,7 +107,9 @@ def index_and_search(store: InMemoryVectorStore) -> Any:
 
 
 @pytest.mark.parametrize("how", ["bind", "auto"])
-def test_an_app_gives_the_same_with_engines(how: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_app_with_remote_embedding_engine_sends_the_same_requests(
+    how: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     model = embeddings(stub)
     expected = index_and_search(InMemoryVectorStore(model)).invoke("lambs eat oats")
     original_log = logged(stub)
@@ -121,7 +123,7 @@ def test_an_app_gives_the_same_with_engines(how: str, stub: EmbeddingStub, pool:
     assert logged(stub)[0][2] == "Bearer mine"
 
 
-def test_the_report_names_the_engine(stub: EmbeddingStub) -> None:
+def test_explain_names_the_remote_embedding_engine(stub: EmbeddingStub) -> None:
     model = embeddings(stub)
     fast = accelerate(index_and_search(InMemoryVectorStore(model)), engines="auto")
     assert f"engine 'embedder', {stub.base_url}" in fast.explain() or stub.base_url in fast.explain()
@@ -129,13 +131,13 @@ def test_the_report_names_the_engine(stub: EmbeddingStub) -> None:
     assert PROCESS.pool is not None
 
 
-def test_public_addresses_stay_as_they_are() -> None:
+def test_embeddings_of_a_public_address_are_not_served() -> None:
     model = OpenAIEmbeddings(api_key="mine", model=MODEL)  # type: ignore[arg-type]
     fast = accelerate(index_and_search(InMemoryVectorStore(model)), engines="auto")
     assert "api.openai.com/v1 is not known to be of this machine or a private network" in fast.explain(details=True)
 
 
-def test_several_queries_share_an_http_request(stub: EmbeddingStub) -> None:
+def test_concurrent_queries_share_an_embedding_request(stub: EmbeddingStub) -> None:
     stub.delay_s = 0.1
     engine = EmbeddingServer(base_url=stub.base_url, model=MODEL, max_connections=1)
     with EnginePool.local([engine]) as pool:
@@ -155,7 +157,9 @@ def test_several_queries_share_an_http_request(stub: EmbeddingStub) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_errors_are_those_of_the_object(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_embeddings_raise_the_errors_of_the_original(
+    way: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     model = embeddings(stub)
     bound = pool.bound(model, "embedder")
     with pytest.raises(openai.BadRequestError) as original:
@@ -167,7 +171,7 @@ def test_errors_are_those_of_the_object(way: str, stub: EmbeddingStub, pool: Eng
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_object_repeats_what_was_refused(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_rate_limited_embedding_request_is_retried(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
     refusals = iter([(429, {"retry-after-ms": "5"}, {"error": {"message": "slow down"}})])
     stub.replace = lambda path, body: next(refusals, None)
     bound = pool.bound(embeddings(stub, max_retries=2), "embedder")
@@ -175,7 +179,7 @@ def test_the_object_repeats_what_was_refused(way: str, stub: EmbeddingStub, pool
     assert len(stub.log) == 3
 
 
-def test_another_server_or_model_is_refused(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_binding_embeddings_of_another_server_or_model_raises(stub: EmbeddingStub, pool: EnginePool) -> None:
     elsewhere = OpenAIEmbeddings(base_url="http://localhost:1/v1", api_key="mine", model=MODEL)  # type: ignore[arg-type]
     with pytest.raises(RegistrationError, match=r"it talks to http://localhost:1/v1"):
         pool.bound(elsewhere, "embedder")
@@ -184,7 +188,7 @@ def test_another_server_or_model_is_refused(stub: EmbeddingStub, pool: EnginePoo
     assert "EmbeddingServer(model='other'" in str(error.value)
 
 
-def test_a_model_that_computes_here_is_not_bound_to_a_server(pool: EnginePool) -> None:
+def test_binding_local_embeddings_to_a_server_raises(pool: EnginePool) -> None:
     huggingface = pytest.importorskip("langchain_huggingface")
     from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
@@ -193,7 +197,7 @@ def test_a_model_that_computes_here_is_not_bound_to_a_server(pool: EnginePool) -
         pool.bound(local, "embedder")
 
 
-def test_fields_that_are_set_later_count(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_fields_set_later_on_bound_embeddings_apply_to_calls(stub: EmbeddingStub, pool: EnginePool) -> None:
     model = embeddings(stub)
     fast = accelerate(RunnableLambda(lambda text: model.embed_query(text)), pool=pool, bind=[(model, "embedder")])
     assert fast.invoke("a") == vector_of("a")

@@ -47,7 +47,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("top_n", [3, None])
-def test_documents_are_those_of_the_object(top_n: int | None, way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_reranker_returns_the_documents_of_the_original(
+    top_n: int | None, way: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     own = reranker(stub, top_n=top_n)
     expected = WAYS[way](own)
     original_path = stub.log[0][0]
@@ -59,7 +61,7 @@ def test_documents_are_those_of_the_object(top_n: int | None, way: str, stub: Em
 
 
 @pytest.mark.parametrize("how", ["bind", "auto"])
-def test_an_app_gives_the_same_with_engines(how: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_app_with_remote_rerank_engine_gives_the_same_result(how: str, stub: EmbeddingStub, pool: EnginePool) -> None:
     own = reranker(stub)
     app = RunnableLambda(lambda query: own.compress_documents(DOCUMENTS, query))
     expected = app.invoke(QUERY)
@@ -69,7 +71,7 @@ def test_an_app_gives_the_same_with_engines(how: str, stub: EmbeddingStub, pool:
     assert "top_n" not in stub.log[-1][1], "the engine asked"
 
 
-def test_options_of_a_call_go_by_its_own_client(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_rerank_call_with_extra_options_is_sent_by_the_client(stub: EmbeddingStub, pool: EnginePool) -> None:
     own = reranker(stub)
     bound = pool.bound(own, "reranker")
     fast = accelerate(RunnableLambda(lambda query: bound.rerank(DOCUMENTS, query, max_tokens_per_doc=7)), pool=pool)
@@ -78,24 +80,24 @@ def test_options_of_a_call_go_by_its_own_client(stub: EmbeddingStub, pool: Engin
     assert results[0]["relevance_score"] == max(score_of(QUERY, one.page_content) for one in DOCUMENTS)
 
 
-def test_a_refusal_is_an_error_of_the_engine(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_refused_rerank_request_raises_engine_error(stub: EmbeddingStub, pool: EnginePool) -> None:
     stub.replace = lambda path, body: (400, {}, {"message": "too many documents"})
     with pytest.raises(EngineError, match="too many documents"):
         pool.bound(reranker(stub), "reranker").compress_documents(DOCUMENTS, QUERY)
 
 
-def test_another_server_is_refused(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_binding_a_reranker_of_another_server_raises(stub: EmbeddingStub, pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match=r"it talks to http://localhost:1/v2"):
         pool.bound(reranker(stub, base_url="http://localhost:1"), "reranker")
 
 
-def test_public_addresses_stay_as_they_are() -> None:
+def test_reranker_of_a_public_address_is_not_served() -> None:
     own = cohere.CohereRerank(cohere_api_key="mine", model="m")
     fast = accelerate(RunnableLambda(lambda query: own.compress_documents(DOCUMENTS, query)), engines="auto")
     assert "api.cohere.com/v2 is not known to be of this machine or a private network" in fast.explain(details=True)
 
 
-def test_a_retriever_that_compresses(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_compression_retriever_reranks_on_the_engine(stub: EmbeddingStub, pool: EnginePool) -> None:
     classic = pytest.importorskip("langchain_classic.retrievers")
 
     class Fixed(BaseRetriever):

@@ -125,7 +125,7 @@ def tree_of(chain: Chain, way: str) -> Any:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("name", SECONDS)
-def test_run_trees_are_the_same(name: str, way: str) -> None:
+def test_run_trees_with_a_claimed_call_equal_the_originals(name: str, way: str) -> None:
     alone, ledger = Ledger(), Ledger(meet=2)
     plain = tree_of(chain_of(alone, SECONDS[name](alone)), way)
     fast = accelerate(chain_of(ledger, SECONDS[name](ledger)))
@@ -175,7 +175,7 @@ class Everything(BaseCallbackHandler):
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_what_a_leaf_calls_below_itself_has_its_place_too(way: str) -> None:
+def test_events_below_a_claimed_call_equal_the_originals(way: str) -> None:
     """Children of the leaf's run, and runs and events of the ambient config, whose parent is the plain sequence's."""
 
     def seen(make: Any) -> list[str]:
@@ -194,7 +194,7 @@ def test_what_a_leaf_calls_below_itself_has_its_place_too(way: str) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-async def test_handlers_hear_of_a_claimed_call_in_order(base: type[Any]) -> None:
+async def test_handlers_get_the_events_of_a_claimed_call_in_order(base: type[Any]) -> None:
     heard: list[str] = []
 
     class Handler(base):  # type: ignore[misc, valid-type]
@@ -219,7 +219,7 @@ async def test_handlers_hear_of_a_claimed_call_in_order(base: type[Any]) -> None
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_an_unclaimed_call_is_never_heard_of(way: str) -> None:
+def test_unclaimed_call_sends_no_events(way: str) -> None:
     ledger = Ledger(meet=2)
     failing = ask("{question}", Chat(ledger=ledger, says="first", error="down"))
     chain = RunnablePassthrough.assign(a=failing).assign(b=ask("b {question}", Chat(ledger=ledger)))
@@ -229,7 +229,7 @@ def test_an_unclaimed_call_is_never_heard_of(way: str) -> None:
     assert [one.split()[0] for one in handler.seen] == ["model"]
 
 
-def test_the_run_id_is_the_one_in_the_message() -> None:
+def test_message_of_a_claimed_call_has_its_run_id() -> None:
     ids: dict[str, Any] = {}
 
     class Handler(BaseCallbackHandler):
@@ -241,7 +241,7 @@ def test_the_run_id_is_the_one_in_the_message() -> None:
     assert message.id == f"lc_run--{ids[message.id]}-0"
 
 
-def test_usage_is_counted_once() -> None:
+def test_usage_of_a_claimed_call_is_counted_once() -> None:
     class Counting(Chat):
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
             self.ledger.work(f"{self.says}: {messages[-1].content}")
@@ -259,7 +259,7 @@ def test_usage_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_callback_manager_of_the_users_own(way: str) -> None:
+def test_claimed_call_has_tags_of_a_custom_callback_manager(way: str) -> None:
     """It brings tags and metadata that no config tells of."""
 
     def seen(make: Any) -> list[str]:
@@ -274,7 +274,7 @@ def test_a_callback_manager_of_the_users_own(way: str) -> None:
     assert ledger.most == 2
 
 
-def test_runs_are_collected_below_a_leaf_too() -> None:
+def test_collect_runs_gets_runs_below_a_claimed_call() -> None:
     """`collect_runs` is not inherited: every run of the context finds it by itself."""
 
     def collected(chain: Chain) -> list[str]:
@@ -287,7 +287,7 @@ def test_runs_are_collected_below_a_leaf_too() -> None:
     assert collected(accelerate(chain_of(ledger, make[1]))) == collected(chain_of(alone, make[0]))
 
 
-def test_with_a_response_cache_nothing_is_made_early() -> None:
+def test_response_cache_turns_off_prefetching() -> None:
     """Of two equal calls the second comes from the cache; made at once they would be two."""
     ledger = Ledger(jitter=0.004)
     same = Chat(ledger=ledger)
@@ -300,7 +300,7 @@ def test_with_a_response_cache_nothing_is_made_early() -> None:
     assert ledger.calls == {"model: why": 1}
 
 
-def test_with_debug_output_the_original_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_output_turns_off_prefetching(capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger(jitter=0.002)
     fast = accelerate(chain_of(ledger, SECONDS["tags"](ledger)))
     set_debug(True)

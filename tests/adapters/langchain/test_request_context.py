@@ -122,7 +122,7 @@ FORMS = {"fast": _fast, "piped": _piped, "unplanned": _unplanned, "only traced":
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
-def test_terms_reach_every_engine(
+def test_request_context_reaches_every_engine(
     form: str, way: str, own: EnginePool, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = FORMS[form](own, monkeypatch)
@@ -132,7 +132,7 @@ def test_terms_reach_every_engine(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_terms_of_a_plain_chain_reach_every_engine(way: str, own: EnginePool, seen: Seen) -> None:
+def test_request_context_of_a_plain_chain_reaches_every_engine(way: str, own: EnginePool, seen: Seen) -> None:
     WAYS[way](app(own), {"question": "where is the cat"}, ACME)
     assert {one.engine for one in seen} == {"llm", "embedder", "store", "reranker"}
     assert {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "default", 2.0)}
@@ -154,7 +154,7 @@ DIRECT: dict[str, tuple[Callable[[EnginePool], Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DIRECT)
-def test_terms_of_a_direct_call(name: str, way: str, own: EnginePool, seen: Seen) -> None:
+def test_request_context_of_a_direct_call_reaches_its_engine(name: str, way: str, own: EnginePool, seen: Seen) -> None:
     make, given = DIRECT[name]
     WAYS[way](make(own), given, ACME)
     assert seen and {(one.tenant, one.weight) for one in seen} == {("acme", 2.0)}
@@ -170,7 +170,7 @@ def test_each_input_of_a_batch_has_its_own_tenant(name: str, own: EnginePool, se
 # ------------------------------------------------------------ what a value means
 
 
-def test_no_tenant_is_not_a_tenant_called_none(own: EnginePool, seen: Seen) -> None:
+def test_none_as_tenant_means_no_tenant(own: EnginePool, seen: Seen) -> None:
     none = {"configurable": {"teola_tenant": None, "teola_deadline_s": None, "teola_weight": None}}
     accelerate(app(own)).invoke({"question": "cat"}, none)
     ChatTeola(pool=own, max_tokens=2).invoke("hello", none)
@@ -181,7 +181,7 @@ def test_no_tenant_is_not_a_tenant_called_none(own: EnginePool, seen: Seen) -> N
     ("key", "value"),
     [("teola_deadline_s", "soon"), ("teola_deadline_s", [5]), ("teola_weight", "heavy"), ("teola_weight", 0)],
 )
-def test_terms_that_make_no_sense_are_refused_by_name(key: str, value: Any, own: EnginePool, seen: Seen) -> None:
+def test_invalid_request_context_raises_and_names_the_key(key: str, value: Any, own: EnginePool, seen: Seen) -> None:
     config: Any = {"configurable": {key: value}}
     chain = accelerate(app(own))
     calls: list[Callable[[], Any]] = [
@@ -201,7 +201,7 @@ def test_terms_that_make_no_sense_are_refused_by_name(key: str, value: Any, own:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("transform", "atransform")])
 @pytest.mark.parametrize("inner", ["batch", "invoke", "stream", "leaf"])
-def test_a_nested_call_for_another_tenant_is_that_tenants(way: str, inner: str, own: EnginePool, seen: Seen) -> None:
+def test_nested_call_with_a_tenant_uses_that_tenant(way: str, inner: str, own: EnginePool, seen: Seen) -> None:
     nested, model = accelerate(app(own)), ChatTeola(pool=own, max_tokens=2)
     beta: Any = {"configurable": {"teola_tenant": "beta"}}
     mark = len(seen)
@@ -228,7 +228,7 @@ def test_a_nested_call_for_another_tenant_is_that_tenants(way: str, inner: str, 
     assert {one.tenant for one in seen} == {"acme", "beta"}
 
 
-def test_a_nested_call_with_an_earlier_deadline_has_it(own: EnginePool) -> None:
+def test_nested_call_with_an_earlier_deadline_times_out(own: EnginePool) -> None:
     nested = accelerate(app(own))
 
     def ask(x: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_nested_call_with_an_earlier_deadline_has_it(own: EnginePool) -> None:
         fast.invoke({"question": "cat"}, {"configurable": {"teola_deadline_s": 60.0}})
 
 
-def test_a_nested_call_has_the_tenant_around_it(own: EnginePool, seen: Seen) -> None:
+def test_nested_call_inherits_the_tenant(own: EnginePool, seen: Seen) -> None:
     nested = accelerate(app(own))
     fast = accelerate(RunnableLambda(lambda x: nested.invoke(x, {"configurable": {"mine": 1}})) | (lambda x: str(x)))
     fast.invoke({"question": "cat"}, ACME)
@@ -248,7 +248,7 @@ def test_a_nested_call_has_the_tenant_around_it(own: EnginePool, seen: Seen) -> 
     assert seen and {one.tenant for one in seen} == {"acme"}
 
 
-async def test_what_goes_on_after_its_query_keeps_its_tenant(own: EnginePool, seen: Seen) -> None:
+async def test_task_that_outlives_its_query_keeps_the_tenant(own: EnginePool, seen: Seen) -> None:
     model, ended, tasks = ChatTeola(pool=own, max_tokens=2), asyncio.Event(), []
 
     async def later() -> None:
@@ -288,7 +288,7 @@ def _collect() -> None:
     gc.collect(1)  # what was made just now
 
 
-async def test_nothing_begins_before_the_first_read(own: EnginePool, seen: Seen) -> None:
+async def test_stream_starts_no_query_before_the_first_read(own: EnginePool, seen: Seen) -> None:
     fast, given = accelerate(app(own)), {"question": "where is the cat"}
     made = [
         fast.astream_events(given, ACME, version="v2"),
@@ -301,7 +301,7 @@ async def test_nothing_begins_before_the_first_read(own: EnginePool, seen: Seen)
     del made
 
 
-async def test_a_stream_that_is_dropped_ends_its_query(own: EnginePool) -> None:
+async def test_dropped_stream_ends_its_query(own: EnginePool) -> None:
     fast, given = accelerate(app(own)), {"question": "where is the cat"}
     for make in (lambda: fast.astream(given), lambda: fast.astream_events(given, version="v2")):
         read = make()
@@ -318,7 +318,7 @@ async def test_a_stream_that_is_dropped_ends_its_query(own: EnginePool) -> None:
     assert _live(own) == 0
 
 
-def test_a_stream_whose_loop_is_gone_ends_its_query(own: EnginePool) -> None:
+def test_stream_of_a_closed_loop_ends_its_query(own: EnginePool) -> None:
     read = accelerate(app(own)).astream({"question": "where is the cat"})
     loop = asyncio.new_event_loop()
     loop.run_until_complete(anext(read))
@@ -346,7 +346,7 @@ def _late(seconds: float) -> Any:
     return {"configurable": {"teola_deadline_s": seconds}}
 
 
-async def test_a_caller_is_interrupted_where_only_its_own_code_is_left(own: EnginePool) -> None:
+async def test_deadline_interrupts_async_user_code(own: EnginePool) -> None:
     async def forever(x: Any) -> Any:
         await asyncio.sleep(30)
 
@@ -362,7 +362,7 @@ async def test_a_caller_is_interrupted_where_only_its_own_code_is_left(own: Engi
                 await asyncio.wait_for(work(), 10)
 
 
-def test_a_late_result_is_no_result(own: EnginePool) -> None:
+def test_result_after_the_deadline_raises_query_timeout(own: EnginePool) -> None:
     def slow(x: Any) -> Any:
         time.sleep(0.15)
         return x
@@ -384,7 +384,7 @@ def test_a_late_result_is_no_result(own: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "batch, bounded"])
-def test_a_deadline_holds_where_planning_failed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_applies_if_planning_failed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeLLM(faults=Faults(hang_on=lambda request: True))
     with EnginePool.local([model, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
         fast = _unplanned(pool, monkeypatch)
@@ -396,7 +396,7 @@ def test_a_deadline_holds_where_planning_failed(way: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("bounded", [{}, {"max_concurrency": 2}])
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_a_batch_ends_at_its_deadline(way: str, bounded: Any, own: EnginePool) -> None:
+def test_batch_times_out_at_its_deadline(way: str, bounded: Any, own: EnginePool) -> None:
     """Which is counted from its begin, since all inputs go through a step before any of them goes on."""
     fast = accelerate(ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=own, max_tokens=2) | _slow)
     given = [{"question": f"cat {i}"} for i in range(4)]
@@ -416,7 +416,7 @@ def test_a_batch_ends_at_its_deadline(way: str, bounded: Any, own: EnginePool) -
     assert _live(own) == 0
 
 
-def test_a_bounded_batch_asks_for_no_more_at_once() -> None:
+def test_batch_with_max_concurrency_bounds_engine_requests() -> None:
     running = most = 0
 
     class Counting(FakeLLM):
@@ -439,7 +439,7 @@ def test_a_bounded_batch_asks_for_no_more_at_once() -> None:
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_a_bounded_batch_of_another_kind_is_the_originals(way: str, own: EnginePool, seen: Seen) -> None:
+def test_bounded_batch_with_fallbacks_runs_as_the_original(way: str, own: EnginePool, seen: Seen) -> None:
     """Fallbacks try all inputs, then those that have failed: so it stays, with the same options."""
     failing = RunnableLambda(lambda x: x["nothing"])
     answer = ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=own, max_tokens=2)

@@ -22,7 +22,7 @@ def documents():
     return [Document(id=str(i), page_content=text, metadata={"n": i}) for i, text in enumerate(TEXTS)]
 
 
-async def test_best_first_and_stable(pool, documents):
+async def test_reranked_documents_are_sorted_stably_by_score(pool, documents):
     rerank = TeolaRerank(pool=pool, top_n=None)
     before = copy.deepcopy(documents)
     found = rerank.compress_documents(documents, QUERY)
@@ -34,7 +34,7 @@ async def test_best_first_and_stable(pool, documents):
     assert await rerank.acompress_documents(documents, QUERY) == found
 
 
-def test_top_n(pool, documents):
+def test_rerank_returns_at_most_top_n_documents(pool, documents):
     assert len(TeolaRerank(pool=pool).compress_documents(documents, QUERY)) == 3
     assert len(TeolaRerank(pool=pool, top_n=9).compress_documents(documents, QUERY)) == 5
     assert TeolaRerank(pool=pool).compress_documents([], QUERY) == []
@@ -42,7 +42,7 @@ def test_top_n(pool, documents):
         TeolaRerank(pool=pool, top_n=0)
 
 
-async def test_as_a_step(pool, documents):
+async def test_rerank_as_runnable_gives_the_documents_of_the_compressor(pool, documents):
     rerank = TeolaRerank(pool=pool, top_n=2)
     given = {"query": QUERY, "documents": documents}
     expected = rerank.compress_documents(documents, QUERY)
@@ -54,7 +54,7 @@ async def test_as_a_step(pool, documents):
     assert step.get_name() == "TeolaRerank"
 
 
-def test_a_wrong_input_is_described(pool, documents):
+def test_rerank_step_raises_and_describes_wrong_input(pool, documents):
     step = TeolaRerank(pool=pool).as_runnable()
     with pytest.raises(RegistrationError, match=r"keys \['docs', 'query'\].*Next: give it"):
         step.invoke({"query": QUERY, "docs": documents})
@@ -62,7 +62,7 @@ def test_a_wrong_input_is_described(pool, documents):
         step.invoke("apples")
 
 
-def test_in_a_compression_retriever(pool, documents):
+def test_rerank_works_in_a_compression_retriever(pool, documents):
     class Fixed(BaseRetriever):
         def _get_relevant_documents(self, query, *, run_manager):
             return documents
@@ -72,7 +72,7 @@ def test_in_a_compression_retriever(pool, documents):
     assert retriever.invoke(QUERY) == rerank.compress_documents(documents, QUERY)
 
 
-def test_leaf_selects_as_the_call_does(pool, documents):
+def test_rerank_leaf_selects_the_documents_of_the_call(pool, documents):
     rerank = TeolaRerank(pool=pool, top_n=2)
     leaf = rerank.as_runnable().__teola_leaf__({})
     assert (leaf.engine, leaf.texts(documents)) == ("reranker", TEXTS)

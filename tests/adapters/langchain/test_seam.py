@@ -92,7 +92,7 @@ def wait_for_calls(count: int, calls: Callable[[], int]) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("entry", ["invoke", "stream"])
-def test_a_prefetched_call_is_claimed_wherever_the_model_is(place: str, entry: str) -> None:
+def test_prefetched_call_is_claimed_wherever_the_model_is_stored(place: str, entry: str) -> None:
     plain, server = Server(), Server()
     expected = observe(PLACES[place](Model(server=plain, label="a")), entry, QUESTION)
     model = Model(server=server, label="a")
@@ -132,7 +132,7 @@ CREATED: dict[str, tuple[Callable[[Stub], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CREATED)
-def test_a_model_that_is_created_in_the_function_claims_the_call_of_an_equal_one(stub: Stub, name: str) -> None:
+def test_model_created_in_function_claims_call_of_equal_model(stub: Stub, name: str) -> None:
     create, kwargs = CREATED[name]
     chain = RunnableLambda(lambda question: create(stub).invoke(question))
     expected = chain.invoke(QUESTION)
@@ -147,7 +147,7 @@ def test_a_model_that_is_created_in_the_function_claims_the_call_of_an_equal_one
     assert len(stub.asked) == before + 1
 
 
-def test_bound_tools_are_a_part_of_the_request(stub: Stub) -> None:
+def test_call_with_bound_tools_claims_only_a_request_with_tools(stub: Stub) -> None:
     bound = openai(stub).bind_tools([lookup])
     chain = RunnableLambda(lambda question: openai(stub).bind_tools([lookup]).invoke(question))
     before = len(stub.asked)
@@ -157,7 +157,7 @@ def test_bound_tools_are_a_part_of_the_request(stub: Stub) -> None:
     assert len(stub.asked) == before + 2
 
 
-def test_another_configuration_is_another_call(stub: Stub) -> None:
+def test_model_with_other_settings_does_not_claim_the_call(stub: Stub) -> None:
     before = len(stub.asked)
     with prefetched(PartCall(openai(stub), QUESTION, {})):
         wait_for_calls(before + 1, lambda: len(stub.asked))
@@ -165,7 +165,7 @@ def test_another_configuration_is_another_call(stub: Stub) -> None:
     assert len(stub.asked) == before + 2
 
 
-def test_a_call_on_a_loop_is_not_claimed_from_a_call_on_a_thread() -> None:
+def test_async_call_does_not_claim_a_sync_call() -> None:
     server = Server()
     model = Model(server=server)
     with prefetched(PartCall(model, QUESTION, {})):
@@ -436,7 +436,7 @@ def outcome_of_claims(chain: Runnable[Any, Any], entry: str, calls: list[seam.La
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_call_in_every_form_is_seen_and_claimed_and_looks_as_ever(name: str) -> None:
+def test_provider_call_in_every_form_is_intercepted_and_claimed(name: str) -> None:
     row, original, server = ROWS[name], Server(), Server()
     expected = observe(row.make(original), row.entry, QUESTION)
     chain = row.make(server)
@@ -483,7 +483,7 @@ def _answer(body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai's own, of what it parses
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("entry", ["invoke", "ainvoke", "stream", "astream"])
-def test_a_request_in_every_form_is_claimed_by_an_equal_model(name: str, entry: str) -> None:
+def test_request_in_every_form_is_claimed_by_an_equal_model(name: str, entry: str) -> None:
     """The model that claims is made in the function; an equal one made the call."""
     with openai_stub(_answer) as stub:
         expected = observe(SERVED[name](stub), entry, QUESTION)

@@ -93,7 +93,7 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 
 @pytest.mark.models
 @pytest.mark.parametrize("way", WAYS)
-def test_the_models_of_a_chain_are_served(stub: Stub, embeddings: Any, way: str) -> None:
+def test_engines_auto_serves_the_models_of_a_chain(stub: Stub, embeddings: Any, way: str) -> None:
     chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
     plain, sent = WAYS[way](chain), list(stub.asked)
     fast = accelerate(chain, engines="auto")
@@ -106,7 +106,7 @@ def test_the_models_of_a_chain_are_served(stub: Stub, embeddings: Any, way: str)
 
 
 @pytest.mark.models
-def test_no_extra_requests_where_calls_are_many(stub: Stub, embeddings: Any) -> None:
+def test_engines_auto_sends_no_extra_requests(stub: Stub, embeddings: Any) -> None:
     llm = model(stub)
     retriever = MultiQueryRetriever.from_llm(store_of(embeddings).as_retriever(search_kwargs={"k": 1}), llm)
     both = RunnableParallel(a=rag(retriever, llm), b=asking("b", llm)) | (lambda x: x["a"] + x["b"])
@@ -117,7 +117,7 @@ def test_no_extra_requests_where_calls_are_many(stub: Stub, embeddings: Any) -> 
     assert sorted(map(str, stub.asked)) == sent
 
 
-def test_nothing_is_sent_before_the_chain_is_called(stub: Stub) -> None:
+def test_engines_auto_sends_nothing_before_the_first_call(stub: Stub) -> None:
     gone = model(stub, base_url="http://127.0.0.1:9/v1")
     fast = accelerate(asking("gone", gone), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [gone] and not stub.asked
@@ -129,7 +129,7 @@ def test_nothing_is_sent_before_the_chain_is_called(stub: Stub) -> None:
 
 
 @pytest.mark.models
-def test_engines_are_shared_by_later_calls(stub: Stub, embeddings: Any) -> None:
+def test_later_accelerate_calls_share_engines(stub: Stub, embeddings: Any) -> None:
     first = accelerate(rag(store_of(embeddings).as_retriever(), model(stub)), engines="auto")
     again = accelerate(rag(store_of(embeddings).as_retriever(), model(stub, temperature=0.5)), engines="auto")
     equal = HuggingFaceEmbeddings(model_name=packaged_minilm())
@@ -144,7 +144,7 @@ def test_engines_are_shared_by_later_calls(stub: Stub, embeddings: Any) -> None:
 
 
 @pytest.mark.models
-def test_vectors_are_the_objects_own(stub: Stub) -> None:
+def test_served_embeddings_return_the_vectors_of_the_original(stub: Stub) -> None:
     import numpy as np
 
     for options in ({}, {"encode_kwargs": {"prompt": "query: ", "normalize_embeddings": True}}):
@@ -157,7 +157,7 @@ def test_vectors_are_the_objects_own(stub: Stub) -> None:
 
 
 @pytest.mark.models
-def test_a_cross_encoder_is_served(embeddings: Any) -> None:
+def test_engines_auto_serves_a_cross_encoder(embeddings: Any) -> None:
     encoder = HuggingFaceCrossEncoder(model_name=str(reranker_folder()))
     found = ContextualCompressionRetriever(
         base_compressor=CrossEncoderReranker(model=encoder, top_n=2), base_retriever=store_of(embeddings).as_retriever()
@@ -171,7 +171,7 @@ def test_a_cross_encoder_is_served(embeddings: Any) -> None:
 
 
 @pytest.mark.models
-def test_searches_of_a_served_store_may_run_side_by_side(embeddings: Any) -> None:
+def test_served_store_allows_concurrent_searches(embeddings: Any) -> None:
     """As those of the plain one, whose embeddings take one call at a time, may where the user says so."""
     from langchain_community.vectorstores import FAISS
 
@@ -189,14 +189,14 @@ def left(fast: Any) -> dict[str, str]:
     return {type(one.obj).__name__: one.reason for one in fast.serving.left}
 
 
-def test_a_public_host_is_never_served(stub: Stub) -> None:
+def test_model_of_a_public_host_is_not_served(stub: Stub) -> None:
     there, here = model(stub, base_url="https://api.openai.com/v1"), model(stub)
     fast = accelerate(RunnableParallel(a=asking("a", there), b=asking("b", here)), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [here]
     assert "https://api.openai.com/v1 is not known to be of this machine" in left(fast)["ChatOpenAI"]
 
 
-def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
+def test_model_that_bind_would_refuse_is_not_served(stub: Stub) -> None:
     class Own(HuggingFaceEmbeddings):
         def embed_query(self, text: str) -> list[float]:
             return super().embed_query(text.lower())
@@ -208,7 +208,7 @@ def test_what_bind_would_refuse_is_left(stub: Stub) -> None:
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_a_model_that_a_function_holds_is_served(stub: Stub) -> None:
+def test_model_in_a_function_closure_is_served(stub: Stub) -> None:
     llm, hidden = model(stub), model(stub)
     chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: hidden.invoke(x["a"]).content)
     expected = chain.invoke(QUESTION)
@@ -252,7 +252,7 @@ async def test_a_graph_whose_nodes_create_their_models_is_served(stub: Stub) -> 
     assert len(seen) == 1 and len(stub.asked) == 2
 
 
-def test_nodes_of_a_graph(stub: Stub) -> None:
+def test_models_of_graph_nodes_are_served(stub: Stub) -> None:
     llm, hidden = model(stub), model(stub)
     graph = StateGraph(dict)
     graph.add_node("chain", asking("a", llm) | RunnableLambda(lambda text: {"question": text}))
@@ -268,13 +268,13 @@ def test_nodes_of_a_graph(stub: Stub) -> None:
     assert "engine 'llm" in told and "left as it is" not in told
 
 
-def test_without_models_nothing_is_made(stub: Stub) -> None:
+def test_engines_auto_creates_no_pool_without_models(stub: Stub) -> None:
     fast = accelerate(RunnableLambda(lambda x: x), engines="auto")
     assert fast.serving.pool is None and "No models were found." in fast.explain()
     assert accelerate(asking("a", model(stub))).serving is None
 
 
-def test_an_unknown_value() -> None:
+def test_unknown_value_of_engines_raises() -> None:
     with pytest.raises(RegistrationError, match="engines"):
         accelerate(RunnableLambda(lambda x: x), engines="yes")
 
@@ -282,7 +282,7 @@ def test_an_unknown_value() -> None:
 # ------------------------------------------------------------ beside what the user says
 
 
-def test_bindings_of_the_user_go_first(stub: Stub) -> None:
+def test_bind_option_takes_precedence_over_engines_auto(stub: Stub) -> None:
     mine, other = model(stub), model(stub)
     with EnginePool.local([OpenAIServer("mine", base_url=stub.base_url, model=MODEL)]) as pool:
         chain = RunnableParallel(a=asking("a", mine), b=asking("b", other))
@@ -291,12 +291,12 @@ def test_bindings_of_the_user_go_first(stub: Stub) -> None:
         assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_a_pool_without_such_an_engine(stub: Stub, fakes: EnginePool) -> None:
+def test_model_is_not_served_if_the_pool_lacks_its_engine(stub: Stub, fakes: EnginePool) -> None:
     fast = accelerate(asking("a", model(stub)), pool=fakes, engines="auto")
     assert "the pool has no OpenAIServer(base_url=" in left(fast)["ChatOpenAI"]
 
 
-def test_own_servers_may_be_sent_prompts_ahead(stub: Stub) -> None:
+def test_engines_dedicated_enables_prefix_caching(stub: Stub) -> None:
     fast = accelerate(asking("a", model(stub)), engines="dedicated")
     [bound] = fast.serving.bound
     assert fast.serving.pool.profiles[bound.engine].prefix_caching
@@ -305,7 +305,7 @@ def test_own_servers_may_be_sent_prompts_ahead(stub: Stub) -> None:
     assert fast.invoke(QUESTION) == asking("a", model(stub)).invoke(QUESTION)
 
 
-def test_what_is_said(stub: Stub) -> None:
+def test_serving_text_lists_models_engines_and_manual_setup(stub: Stub) -> None:
     fast = accelerate(RunnableParallel(a=asking("a", model(stub)), b=asking("b", model(stub))), engines="auto")
     [engine] = {name for _, name in fast.serving.bind}
     assert served_text(fast.serving).splitlines() == [
@@ -320,7 +320,7 @@ def test_what_is_said(stub: Stub) -> None:
     assert served_text(fast.serving) in fast.explain()
 
 
-def test_a_model_that_is_not_loaded_yet_is_left_alone(embeddings: HuggingFaceEmbeddings) -> None:
+def test_model_that_is_not_loaded_is_not_served(embeddings: HuggingFaceEmbeddings) -> None:
     """The framework's own classes load when they are made."""
     lazy = HuggingFaceEmbeddings.model_construct(model_name=packaged_minilm())
     fast = accelerate(InMemoryVectorStore(lazy).as_retriever(), engines="auto")

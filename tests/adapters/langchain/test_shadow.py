@@ -37,7 +37,9 @@ from teola_plugin.adapters.langchain.vectorstore import TeolaVectorStore
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_equal_answers_of_a_pool_are_counted(fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_shadow_counts_equal_answers_without_warning(
+    fakes: EnginePool, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fast = accelerate(two_steps(ChatTeola(pool=fakes, max_tokens=8)), shadow=1.0)
     with caplog.at_level(logging.WARNING, "teola_plugin"):
         value, report = call(fast, way)
@@ -47,7 +49,7 @@ def test_equal_answers_of_a_pool_are_counted(fakes: EnginePool, way: str, caplog
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_messages_are_the_same_whatever_their_ids(fakes: EnginePool, way: str) -> None:
+def test_shadow_ignores_message_ids(fakes: EnginePool, way: str) -> None:
     fast = accelerate(ChatPromptTemplate.from_template("{question}") | ChatTeola(pool=fakes), shadow=1.0)
     value, report = call(fast, way)
     assert isinstance(value, AIMessage) and value.id
@@ -55,7 +57,7 @@ def test_messages_are_the_same_whatever_their_ids(fakes: EnginePool, way: str) -
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_difference_is_logged_and_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_shadow_logs_and_counts_a_difference(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """The framework's fake answers by the order of its calls."""
     model = FakeListChatModel(responses=["oats", "hay"])
     fast = accelerate(ask("{question}", model), shadow=1.0)
@@ -67,7 +69,7 @@ def test_a_difference_is_logged_and_counted(way: str, caplog: pytest.LogCaptureF
     assert "'oats' here, 'hay' there" in caplog.text
 
 
-def test_another_fake_of_the_framework() -> None:
+def test_shadow_difference_names_the_key() -> None:
     model = GenericFakeChatModel(messages=iter([AIMessage("one"), AIMessage("two"), AIMessage("two")]))
     fast = accelerate({"said": ask("{question}", model)} | RunnablePassthrough(), shadow=1.0)
     _, report = call(fast, "invoke")
@@ -75,7 +77,7 @@ def test_another_fake_of_the_framework() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_original_that_fails_is_contained(way: str) -> None:
+def test_failure_of_the_shadow_run_is_counted_and_not_raised(way: str) -> None:
     calls: list[int] = []
 
     def once(_: Any) -> str:
@@ -90,7 +92,7 @@ def test_an_original_that_fails_is_contained(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_failure_is_the_same(way: str) -> None:
+def test_shadow_counts_equal_failures_as_equal(way: str) -> None:
     def fail(_: Any) -> Any:
         raise LookupError("lost")
 
@@ -101,7 +103,7 @@ def test_the_same_failure_is_the_same(way: str) -> None:
         assert counted(fast, 1) == ShadowReport(compared=1)
 
 
-def test_a_failure_that_the_original_does_not_have() -> None:
+def test_shadow_counts_failure_missing_in_the_original_as_difference() -> None:
     calls: list[int] = []
 
     def at_first(_: Any) -> str:
@@ -117,7 +119,7 @@ def test_a_failure_that_the_original_does_not_have() -> None:
     assert report.different == 1 and "LookupError" in report.last_difference and "found" in report.last_difference
 
 
-def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
+def test_shadow_ignores_later_changes_by_the_caller() -> None:
     gate = threading.Event()
     calls: list[int] = []
 
@@ -139,7 +141,7 @@ def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_handlers_and_usage_see_one_run(fakes: EnginePool, way: str) -> None:
+def test_shadow_run_sends_no_callbacks_or_usage(fakes: EnginePool, way: str) -> None:
     chain = two_steps(ChatTeola(pool=fakes, max_tokens=8))
     recorders, usages = [], []
     for one in (accelerate(chain), accelerate(chain, shadow=1.0)):
@@ -152,7 +154,7 @@ def test_handlers_and_usage_see_one_run(fakes: EnginePool, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_inside_another_chain_its_handlers_see_one_run(way: str) -> None:
+def test_nested_shadow_run_sends_no_callbacks(way: str) -> None:
     """There the config is ambient: the outer lambda does not hand it on."""
     fast = accelerate(ask("{question}", Chat(says="m")), shadow=1.0)
     recorder = Recorder()
@@ -171,7 +173,7 @@ def test_inside_another_chain_its_handlers_see_one_run(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_original_has_the_callers_context_and_config(way: str) -> None:
+def test_shadow_run_has_context_and_config_of_the_caller(way: str) -> None:
     variable: ContextVar[str] = ContextVar("mine", default="lost")
     seen: list[Any] = []
 
@@ -185,7 +187,7 @@ def test_the_original_has_the_callers_context_and_config(way: str) -> None:
     assert len(seen) == 2 and seen[0] == seen[1] == ("kept", ["t"], 7, 1)
 
 
-def test_the_caller_does_not_wait_and_few_run_at_once() -> None:
+def test_caller_does_not_wait_for_at_most_four_shadow_runs() -> None:
     gate, fast_thread = threading.Event(), threading.current_thread()
 
     def waits(given: int) -> int:
@@ -200,7 +202,7 @@ def test_the_caller_does_not_wait_and_few_run_at_once() -> None:
     assert counted(fast, 10) == ShadowReport(compared=4, skipped=6)
 
 
-async def test_tasks_are_bounded_too_and_end_with_the_loop() -> None:
+async def test_async_shadow_runs_are_bounded_and_cancelled_ones_are_skipped() -> None:
     gate, begun = asyncio.Event(), set[int]()
 
     async def waits(given: int) -> int:
@@ -220,7 +222,7 @@ async def test_tasks_are_bounded_too_and_end_with_the_loop() -> None:
     assert fast.shadow == ShadowReport(compared=3, skipped=3)
 
 
-def test_a_loop_that_ends_first_is_no_error() -> None:
+def test_shadow_run_is_skipped_if_the_loop_ends_first() -> None:
     async def sleeps(given: int) -> int:
         if given in begun:
             await asyncio.sleep(60)
@@ -233,7 +235,7 @@ def test_a_loop_that_ends_first_is_no_error() -> None:
     assert fast.shadow == ShadowReport(skipped=1)
 
 
-def test_a_deadline_is_not_compared() -> None:
+def test_shadow_does_not_compare_query_timeouts() -> None:
     def late(_: Any) -> Any:
         raise QueryTimeout("too late.")
 
@@ -246,21 +248,21 @@ def test_a_deadline_is_not_compared() -> None:
 # ------------------------------------------------------------ choosing
 
 
-def test_off_by_default() -> None:
+def test_shadow_is_off_by_default() -> None:
     ledger = Ledger()
     fast = accelerate(ask("{question}", Chat(ledger=ledger)))
     fast.invoke(QUESTION)
     assert fast.shadow == ShadowReport() and ledger.calls.total() == 1
 
 
-def test_the_share_is_kept_and_the_choice_is_the_same_every_time() -> None:
+def test_shadow_choice_keeps_its_share_and_is_deterministic() -> None:
     chosen = [[shadow.choose() for _ in range(2000)] for shadow in (Shadow(0.1), Shadow(0.1), Shadow(0.1, seed=1))]
     assert chosen[0] == chosen[1] != chosen[2]
     assert 150 < sum(chosen[0]) < 250
     assert not any(Shadow(0.0).choose() for _ in range(100))
 
 
-def test_only_the_chosen_calls_are_made_twice() -> None:
+def test_only_chosen_calls_run_in_the_shadow() -> None:
     ledger, twin = Ledger(), Shadow(0.3)
     fast = accelerate(ask("{question}", Chat(ledger=ledger)), shadow=0.3)
     chosen = 0
@@ -273,12 +275,12 @@ def test_only_the_chosen_calls_are_made_twice() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_a_share_is_between_nothing_and_all(share: float) -> None:
+def test_shadow_share_outside_zero_to_one_raises(share: float) -> None:
     with pytest.raises(RegistrationError, match="no share"):
         accelerate(RunnableLambda(str), shadow=share)
 
 
-def test_chains_that_write_are_refused(fakes: EnginePool) -> None:
+def test_shadow_raises_for_chains_that_write(fakes: EnginePool) -> None:
     store = TeolaVectorStore(pool=fakes, embedding=TeolaEmbeddings(pool=fakes), collection="uploads")
     with pytest.raises(RegistrationError, match=r"index to .*uploads"):
         accelerate(itemgetter("documents") | TeolaIndexer(store=store), shadow=0.1)
@@ -289,7 +291,7 @@ def test_chains_that_write_are_refused(fakes: EnginePool) -> None:
         accelerate(history.with_config(tags=["t"]) | StrOutputParser(), shadow=0.1)
 
 
-def test_copies_count_for_themselves() -> None:
+def test_copy_of_a_shadow_starts_with_an_empty_report() -> None:
     shadow = Shadow(1.0, seed=3, in_flight=1)
     shadow._count(compared=1)
     for again in (copy.deepcopy(shadow), pickle.loads(pickle.dumps(shadow))):
@@ -324,11 +326,11 @@ class Opaque:
         (float("nan"), float("nan"), True),
     ],
 )
-def test_what_counts_as_the_same(first: Any, second: Any, same: bool) -> None:
+def test_shadow_difference_compares_values(first: Any, second: Any, same: bool) -> None:
     assert (difference(snapshot(first), snapshot(second)) == "") is same
 
 
-def test_values_that_hold_themselves_are_no_trap() -> None:
+def test_shadow_compares_self_referencing_values() -> None:
     loop: list[Any] = []
     loop.append(loop)
     thing = Opaque(None)

@@ -47,7 +47,7 @@ every = pytest.mark.parametrize("make", COMPOSITES)
 
 
 @every
-def test_three_calls_are_under_way_at_once(make: Callable[[Ledger], Chain]) -> None:
+def test_composite_runs_three_calls_at_once(make: Callable[[Ledger], Chain]) -> None:
     plain, fast = Ledger(), Ledger(meet=3)
     expected = make(plain).invoke("q")
     assert accelerate(make(fast), concurrent=OWN).invoke("q") == expected
@@ -56,7 +56,7 @@ def test_three_calls_are_under_way_at_once(make: Callable[[Ledger], Chain]) -> N
 
 
 @every
-def test_events_are_those_of_the_plain_object(make: Callable[[Ledger], Chain]) -> None:
+def test_composite_sends_the_events_of_the_original(make: Callable[[Ledger], Chain]) -> None:
     seen = [observe(made, "invoke", "q", tags=["mine"], metadata={"n": 1}) for made in both(make)]
     assert seen[0].events == seen[1].events
     assert seen[0].result == seen[1].result
@@ -67,7 +67,7 @@ def both(make: Callable[[Ledger], Chain], **options: Any) -> tuple[Chain, Chain]
 
 
 @every
-def test_events_come_in_the_plain_order_on_the_plain_thread(make: Callable[[Ledger], Chain]) -> None:
+def test_composite_sends_events_in_order_and_on_the_original_thread(make: Callable[[Ledger], Chain]) -> None:
     if make is texts:
         pytest.skip("`.map()` tells of its items in the order of a race, in the plain object too")
     plain, fast = Order(), Order()
@@ -79,14 +79,14 @@ def test_events_come_in_the_plain_order_on_the_plain_thread(make: Callable[[Ledg
 
 
 @every
-def test_off_keeps_the_old_way(make: Callable[[Ledger], Chain]) -> None:
+def test_speculate_off_keeps_composite_calls_sequential(make: Callable[[Ledger], Chain]) -> None:
     ledger = Ledger(jitter=0.002)
     accelerate(make(ledger), concurrent=OWN, speculate="off").invoke("q")
     assert ledger.most == 1
 
 
 @every
-def test_what_nobody_named_is_called_as_ever(make: Callable[[Ledger], Chain]) -> None:
+def test_composite_without_concurrent_option_stays_sequential(make: Callable[[Ledger], Chain]) -> None:
     ledger = Ledger(jitter=0.002)
     accelerate(make(ledger)).invoke("q")
     assert ledger.most == 1
@@ -94,7 +94,7 @@ def test_what_nobody_named_is_called_as_ever(make: Callable[[Ledger], Chain]) ->
 
 @every
 @pytest.mark.parametrize("most", [1, 2])
-def test_max_concurrency_is_kept(make: Callable[[Ledger], Chain], most: int) -> None:
+def test_max_concurrency_bounds_composite_calls(make: Callable[[Ledger], Chain], most: int) -> None:
     if make is texts:
         pytest.skip("langchain-core 1.7 recurs for ever when a text model is mapped over with max_concurrency")
     plain, fast = Ledger(jitter=0.004), Ledger(jitter=0.004)
@@ -104,7 +104,7 @@ def test_max_concurrency_is_kept(make: Callable[[Ledger], Chain], most: int) -> 
 
 
 @every
-def test_batches_and_streams_gain_alike(make: Callable[[Ledger], Chain]) -> None:
+def test_composite_calls_overlap_in_batch_and_stream(make: Callable[[Ledger], Chain]) -> None:
     for call in (lambda chain: list(chain.stream("q")), lambda chain: chain.batch(["q"])):
         plain, fast = Ledger(), Ledger(meet=3)
         assert call(accelerate(make(fast), concurrent=OWN)) == call(make(plain))
@@ -112,7 +112,7 @@ def test_batches_and_streams_gain_alike(make: Callable[[Ledger], Chain]) -> None
         assert fast.calls == plain.calls
 
 
-def test_what_is_named_is_not_held_back_ahead_of_its_place() -> None:
+def test_concurrent_option_allows_overlapping_calls_of_a_sync_model() -> None:
     """Steps that need nothing of each other, on a model without async code: else one call of it at a time."""
     for named, most in (((), 1), ((SyncChat,), 3)):
         ledger = Ledger(meet=3) if named else Ledger(jitter=0.002)
@@ -128,7 +128,7 @@ def test_what_is_named_is_not_held_back_ahead_of_its_place() -> None:
 # ------------------------------------------------------------ which calls
 
 
-def test_equal_calls_are_made_one_after_the_other() -> None:
+def test_equal_composite_calls_do_not_overlap() -> None:
     class Same(Lines):
         def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
             return "one\none\ntwo\none"
@@ -151,7 +151,7 @@ def test_equal_calls_are_made_one_after_the_other() -> None:
     assert not beside
 
 
-def test_of_an_ensemble_only_what_bears_it_is_called_on_threads() -> None:
+def test_ensemble_calls_only_concurrent_retrievers_on_threads() -> None:
     class Here(Notes):
         seen: Any = Field(default_factory=set)
 
@@ -167,7 +167,7 @@ def test_of_an_ensemble_only_what_bears_it_is_called_on_threads() -> None:
     assert ledger.most == 2
 
 
-def test_listed_classes_need_not_be_named() -> None:
+def test_listed_classes_need_no_concurrent_option() -> None:
     pytest.importorskip("langchain_openai")
     from langchain_openai import OpenAIEmbeddings
 
@@ -178,7 +178,7 @@ def test_listed_classes_need_not_be_named() -> None:
     assert not rules.allows(local.as_retriever())
 
 
-def test_the_plain_object_is_left_as_it_is() -> None:
+def test_accelerate_leaves_the_composite_unchanged() -> None:
     notes = Notes()
     several = MultiQueryRetriever.from_llm(notes, Lines())
     before = dict(vars(several))
@@ -189,7 +189,7 @@ def test_the_plain_object_is_left_as_it_is() -> None:
     assert vars(several) == before
 
 
-def test_an_object_with_handlers_of_its_own_is_called_in_its_place() -> None:
+def test_retriever_with_own_callbacks_stays_sequential() -> None:
     ledger = Ledger(jitter=0.002)
     notes = Notes(ledger=ledger)
     vars(notes)["callbacks"] = [Order()]
@@ -198,7 +198,7 @@ def test_an_object_with_handlers_of_its_own_is_called_in_its_place() -> None:
     assert ledger.most == 1
 
 
-def test_a_cache_of_models_knows_the_second_of_two() -> None:
+def test_llm_cache_keeps_composite_calls_sequential() -> None:
     from langchain_core.globals import set_llm_cache
 
     ledger = Ledger(jitter=0.002)
@@ -210,7 +210,7 @@ def test_a_cache_of_models_knows_the_second_of_two() -> None:
     assert ledger.most == 1
 
 
-def test_a_rate_limiter_is_asked_as_often() -> None:
+def test_rate_limiter_is_acquired_as_often_as_in_the_original() -> None:
     class Asked(InMemoryRateLimiter):
         times = 0
 
@@ -231,7 +231,7 @@ _variable: ContextVar[str] = ContextVar("variable", default="unset")
 
 
 @every
-def test_context_variables_are_those_of_the_caller(make: Callable[[Ledger], Chain]) -> None:
+def test_concurrent_calls_see_context_variables_of_the_caller(make: Callable[[Ledger], Chain]) -> None:
     ledger = Ledger()
     ledger.look = _variable.get
     token = _variable.set("set")
@@ -255,7 +255,7 @@ class Fails(Notes):
 
 
 @pytest.mark.parametrize("at", ["one", "two", "three"])
-def test_the_exception_is_that_of_the_plain_object(at: str) -> None:
+def test_failing_composite_raises_the_error_of_the_original(at: str) -> None:
     def failed(chain: Chain) -> tuple[str, list[str]]:
         order = Order()
         with pytest.raises(ValueError, match=f"no {at}") as caught:
@@ -269,7 +269,7 @@ def test_the_exception_is_that_of_the_plain_object(at: str) -> None:
     assert sum(ledger.calls.values()) <= 3
 
 
-def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_composite_call_starts_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teola_plugin.adapters.langchain.composite_calls.MOST", 2)
     gate = threading.Event()
 
@@ -294,14 +294,14 @@ def test_no_call_is_made_that_had_not_begun_when_one_failed(monkeypatch: pytest.
     assert set(ledger.calls) == {"q0", "q1"}
 
 
-def test_where_no_thread_is_left_the_calls_are_made_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composite_calls_stay_sequential_if_no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teola_plugin.runtime.threads._threads", DaemonThreads(0))
     ledger = Ledger(jitter=0.002)
     assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
     assert (ledger.most, ledger.calls.total()) == (1, 3)
 
 
-def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_are_reused_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     made = DaemonThreads(3)
     monkeypatch.setattr("teola_plugin.runtime.threads._threads", made)
     monkeypatch.setattr("teola_plugin.runtime.threads.IDLE_TIMEOUT_S", 0.05)
@@ -317,7 +317,7 @@ def test_threads_are_used_again_and_end(monkeypatch: pytest.MonkeyPatch) -> None
     assert fast.invoke("q") == ensemble(Ledger()).invoke("q")
 
 
-def test_work_that_has_to_start_gets_a_thread_beyond_the_limit() -> None:
+def test_run_starts_a_thread_beyond_the_limit() -> None:
     threads, both = DaemonThreads(1), threading.Barrier(3)
     threads.start(both.wait)
     threads.start(both.wait)
@@ -326,7 +326,7 @@ def test_work_that_has_to_start_gets_a_thread_beyond_the_limit() -> None:
     assert threads.count == 2
 
 
-def test_a_forked_process_has_threads_of_its_own() -> None:
+def test_forked_process_starts_its_own_threads() -> None:
     fast = accelerate(ensemble(Ledger()), concurrent=OWN)
     expected = len(fast.invoke("q"))
     child = multiprocessing.get_context("fork").Process(target=_asked_in_child, args=(fast, expected))
@@ -339,7 +339,7 @@ def _asked_in_child(fast: Any, expected: int) -> None:
     os._exit(0 if len(fast.invoke("q")) == expected else 1)
 
 
-def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
+def test_failing_map_reduce_model_sends_the_events_of_the_original() -> None:
     class Breaks(Counted):
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
             if "text 1" in messages[-1].content:
@@ -358,7 +358,7 @@ def test_a_model_that_fails_in_a_map_reduce_fails_alike() -> None:
     assert failed(accelerate(chain, concurrent=[Breaks])) == failed(chain)
 
 
-def test_composites_beside_models_that_are_prefetched_are_asked_once() -> None:
+def test_composite_in_a_chain_with_prefetched_models_is_called_once() -> None:
     """The chain's own table of provider calls knows nothing of the composite's retriever."""
 
     def chain(ledger: Ledger) -> Chain:

@@ -46,7 +46,7 @@ class Tells(Counted):
         return said
 
 
-def test_what_a_model_tells_of_its_work_reaches_its_own_run() -> None:
+def test_tokens_of_concurrent_calls_reach_their_own_runs() -> None:
     class Tokens(BaseCallbackHandler):
         def __init__(self) -> None:
             self.runs: list[Any] = []
@@ -66,7 +66,7 @@ def test_what_a_model_tells_of_its_work_reaches_its_own_run() -> None:
     assert len(tokens.runs) == 4
 
 
-def test_messages_have_the_ids_of_their_runs() -> None:
+def test_messages_of_concurrent_calls_have_the_ids_of_their_runs() -> None:
     class Ends(BaseCallbackHandler):
         def __init__(self) -> None:
             self.ids: list[bool] = []
@@ -82,7 +82,7 @@ def test_messages_have_the_ids_of_their_runs() -> None:
     assert ends.ids == [True] * 4
 
 
-def test_a_model_keeps_what_it_sets_on_itself() -> None:
+def test_attributes_set_during_concurrent_calls_stay_on_the_model() -> None:
     class Counts(Chat):
         asked: int = 0
 
@@ -100,14 +100,14 @@ def test_a_model_keeps_what_it_sets_on_itself() -> None:
 # ------------------------------------------------------------ text models on a loop
 
 
-def test_a_text_model_with_async_code_needs_no_word_on_a_loop() -> None:
+def test_async_text_model_overlaps_on_a_loop_without_concurrent_option() -> None:
     plain, fast = Ledger(), Ledger(meet=3)
     expected = asyncio.run(texts(plain).ainvoke("q"))
     assert asyncio.run(accelerate(texts(fast)).ainvoke("q")) == expected
     assert (plain.most, fast.most, fast.calls) == (1, 3, plain.calls)
 
 
-def test_a_text_model_without_it_is_asked_on_threads_where_that_was_said() -> None:
+def test_sync_text_model_overlaps_only_with_concurrent_option() -> None:
     class Plain(Lines):
         ledger: Any
 
@@ -135,7 +135,7 @@ class TellsText(Text):
 
 
 @pytest.mark.parametrize("wrong", ["", "a", "b", "c"])
-def test_tokens_and_errors_come_in_the_plain_order(wrong: str) -> None:
+def test_tokens_and_errors_of_a_batch_keep_the_originals_order(wrong: str) -> None:
     class Heard(Order):
         def on_llm_new_token(self, token: str, *, run_id: Any, **_: Any) -> None:
             self._hear("token", token)
@@ -155,7 +155,7 @@ def test_tokens_and_errors_come_in_the_plain_order(wrong: str) -> None:
     assert after.calls == before.calls if not wrong else after.calls.total() <= 4
 
 
-def test_a_batch_that_is_given_up_leaves_nothing_running() -> None:
+def test_cancelled_batch_leaves_no_call_running() -> None:
     async def given_up() -> int:
         ledger = Ledger(meet=9)
         with side_by_side():
@@ -174,7 +174,7 @@ def test_a_batch_that_is_given_up_leaves_nothing_running() -> None:
 # ------------------------------------------------------------ graphs
 
 
-def test_nodes_of_graphs_begin_their_calls_together() -> None:
+def test_composite_calls_of_graph_nodes_overlap() -> None:
     def compiled(ledger: Ledger) -> Any:
         graph = StateGraph(dict)
         found = RunnableLambda(lambda state: state["q"]) | queries(ledger) | (lambda found: {"found": len(found)})
@@ -189,7 +189,7 @@ def test_nodes_of_graphs_begin_their_calls_together() -> None:
     assert (fast.most >= 3, fast.calls) == (True, plain.calls)
 
 
-def test_what_is_streamed_to_the_caller_is_prefetched_in_that_form() -> None:
+def test_streamed_composite_calls_are_prefetched_as_streams() -> None:
 
     def compiled(ledger: Ledger) -> Any:
         graph = StateGraph(dict)
@@ -206,7 +206,7 @@ def test_what_is_streamed_to_the_caller_is_prefetched_in_that_form() -> None:
     assert fast.calls == plain.calls
 
 
-def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
+def test_single_prompt_is_sent_unchanged() -> None:
     ledger = Ledger()
     chain = ChatPromptTemplate.from_template("{x}") | Text(ledger=ledger)
     fast = accelerate(chain, concurrent=OWN)
@@ -214,7 +214,7 @@ def test_a_prompt_is_asked_as_ever_where_there_is_one() -> None:
     assert ledger.calls == {"text: Human: 1": 2}
 
 
-def test_a_model_that_is_not_told_of_its_run_gains_alike() -> None:
+def test_calls_of_a_model_without_run_manager_overlap() -> None:
     class Untold(Counted):
         def _generate(self, messages: Any, stop: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
             return super()._generate(messages, stop, None, **kwargs)

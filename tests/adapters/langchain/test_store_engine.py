@@ -96,7 +96,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("make", [chroma, qdrant, plain])
-def test_documents_are_those_of_the_original(
+def test_store_engine_returns_the_documents_of_the_original(
     make: Callable[[], VectorStore], search: str, pools: list[EnginePool]
 ) -> None:
     store = make()
@@ -112,7 +112,7 @@ def test_documents_are_those_of_the_original(
     assert asyncio.run(run_together()) == expected
 
 
-def test_filters_are_the_stores_own(pools: list[EnginePool]) -> None:
+def test_store_engine_applies_native_filters_of_the_store(pools: list[EnginePool]) -> None:
     store = chroma()
     retriever = store.as_retriever(search_kwargs={"k": 3, "filter": {"number": {"$gt": 40}}})
     expected = retriever.batch(QUERIES)
@@ -121,9 +121,7 @@ def test_filters_are_the_stores_own(pools: list[EnginePool]) -> None:
 
 
 @pytest.mark.parametrize("make", [chroma, qdrant])
-def test_searches_that_wait_at_the_same_time_share_a_call(
-    make: Callable[[], VectorStore], pools: list[EnginePool]
-) -> None:
+def test_waiting_searches_share_a_call_of_the_store(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
     store = make()
     log, app = client_log(store), store.as_retriever() | RunnableLambda(described)
     expected = run_together(app.invoke, log, QUERIES)
@@ -175,7 +173,7 @@ def test_searches_with_other_arguments_are_not_merged(pools: list[EnginePool]) -
 
 @pytest.mark.parametrize("make", [chroma, qdrant, plain])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_search_after_a_write_of_the_same_query_finds_it(
+def test_search_after_a_write_finds_the_new_text(
     make: Callable[[], VectorStore], read_only: bool, pools: list[EnginePool]
 ) -> None:
     store = make()
@@ -193,9 +191,7 @@ def test_search_after_a_write_of_the_same_query_finds_it(
 
 
 @pytest.mark.parametrize("make", [chroma, qdrant])
-def test_number_of_searches_is_that_of_the_original_with_a_write_in_between(
-    make: Callable[[], VectorStore], pools: list[EnginePool]
-) -> None:
+def test_equal_searches_around_a_write_are_both_made(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
     store = make()
     log, retriever = client_log(store), store.as_retriever(search_kwargs={"k": 1})
 
@@ -213,7 +209,7 @@ def test_number_of_searches_is_that_of_the_original_with_a_write_in_between(
 
 
 @pytest.mark.parametrize("make", [chroma, qdrant, plain])
-def test_errors_are_those_of_the_store(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
+def test_store_engine_raises_the_errors_of_the_store(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
     store = make()
     retriever = store.as_retriever(search_kwargs={"k": "many"})
     with pytest.raises(Exception) as original:
@@ -226,7 +222,7 @@ def test_errors_are_those_of_the_store(make: Callable[[], VectorStore], pools: l
         asyncio.run(fast.ainvoke("what of lambda?"))
 
 
-def test_failing_search_leaves_those_beside_it_alone(pools: list[EnginePool]) -> None:
+def test_failing_search_does_not_fail_searches_of_the_same_call(pools: list[EnginePool]) -> None:
     store = qdrant()
     log = client_log(store)
     good, bad = store.as_retriever(), store.as_retriever(search_kwargs={"filter": "no filter"})
@@ -243,7 +239,7 @@ class Shouting(VectorStoreRetriever):
         return super()._get_relevant_documents(query.upper(), run_manager=run_manager)
 
 
-def test_retriever_with_code_of_its_own_is_left_alone(pools: list[EnginePool]) -> None:
+def test_retriever_with_overridden_search_returns_the_same_documents(pools: list[EnginePool]) -> None:
     store = plain()
     retriever = Shouting(vectorstore=store)
     expected = retriever.invoke(QUERIES[0])
@@ -281,7 +277,7 @@ def test_client_whose_search_was_replaced_is_called_by_its_store(pools: list[Eng
     assert len(queries) == len(QUERIES)
 
 
-def test_closed_pool_leaves_searching_to_the_store(pools: list[EnginePool]) -> None:
+def test_search_after_pool_closes_is_made_by_the_store(pools: list[EnginePool]) -> None:
     store = chroma()
     retriever = store.as_retriever()
     expected = retriever.invoke(QUERIES[0])
@@ -356,7 +352,9 @@ class Listener(BaseCallbackHandler):
 
 @pytest.mark.parametrize("make", [chroma, qdrant, plain])
 @pytest.mark.parametrize("k", [2, "many"])
-def test_events_are_those_of_the_original(make: Callable[[], VectorStore], k: Any, pools: list[EnginePool]) -> None:
+def test_store_engine_sends_the_events_of_the_original(
+    make: Callable[[], VectorStore], k: Any, pools: list[EnginePool]
+) -> None:
     store = make()
     app = store.as_retriever(search_kwargs={"k": k}) | RunnableLambda(described)
     fast = serve(store, app, pools)

@@ -82,7 +82,7 @@ def served(pool: EnginePool, store: InMemoryVectorStore) -> Any:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_searches_wait_for_what_is_written(pool: EnginePool, way: str) -> None:
+def test_searches_wait_for_writes_of_the_same_store(pool: EnginePool, way: str) -> None:
     store = own_store()
     plain = app(pool, store).invoke(GIVEN)
     fast = served(pool, store)
@@ -99,7 +99,7 @@ def test_searches_wait_for_what_is_written(pool: EnginePool, way: str) -> None:
     assert len(searches) == 3 and all(s.started >= written for s in searches)
 
 
-def test_each_query_is_embedded_once(pool: EnginePool) -> None:
+def test_each_search_query_is_embedded_once(pool: EnginePool) -> None:
     store = own_store()
     embedder: Any = pool.engine("embedder")
     served(pool, store).invoke(GIVEN)
@@ -107,14 +107,14 @@ def test_each_query_is_embedded_once(pool: EnginePool) -> None:
     assert sorted(embedder.texts) == sorted([*written, "one", "three", "two"])
 
 
-def test_a_large_store_is_searched_in_its_place_only(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_store_gives_the_result_of_the_original(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SMALL", 2)
     store = own_store()
     plain = app(pool, store).invoke(GIVEN)
     assert served(pool, store).invoke(GIVEN) == plain
 
 
-def test_a_retriever_of_the_users_own_waits_too(pool: EnginePool) -> None:
+def test_user_retriever_waits_for_a_possible_write(pool: EnginePool) -> None:
     """Nothing of it is on an engine: it is called ahead of what it does not need, but not of what may write."""
     store = own_store()
     slow = ChatPromptTemplate.from_template("Slow {question}") | ChatTeola(pool=pool) | StrOutputParser()

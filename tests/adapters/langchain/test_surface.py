@@ -32,14 +32,14 @@ class Heard(BaseCallbackHandler):
         self.names.append("end")
 
 
-async def test_every_handler_hears_that_an_llm_starts(pool: EnginePool) -> None:
+async def test_handler_gets_llm_start_and_end(pool: EnginePool) -> None:
     heard = Heard()
     fast = accelerate(PromptTemplate.from_template("{x}") | FakeListLLM(responses=["a"]), pool=pool)
     assert await fast.ainvoke({"x": 1}, {"callbacks": [heard]}) == "a"
     assert heard.names == ["start", "end"]
 
 
-async def test_events_have_the_start_of_an_llm(pool: EnginePool) -> None:
+async def test_astream_events_include_llm_start(pool: EnginePool) -> None:
     chain = PromptTemplate.from_template("{x}") | FakeListLLM(responses=["a"])
 
     async def names(one: Runnable[Any, Any]) -> list[str]:
@@ -58,7 +58,7 @@ class Noted(BaseCallbackHandler):
         self.loops.append(asyncio._get_running_loop() is not None)
 
 
-async def test_an_inline_method_runs_where_its_event_is() -> None:
+async def test_inline_handler_method_runs_on_the_thread_of_its_event() -> None:
     noted = Noted()
     await AsyncCallbackManager.configure([noted]).on_llm_start({}, ["x"])
     CallbackManager.configure([noted]).on_llm_start({}, ["x"])  # a sync call on the loop
@@ -68,7 +68,7 @@ async def test_an_inline_method_runs_where_its_event_is() -> None:
 
 @pytest.mark.parametrize("way", ["astream", "astream_events"])
 @pytest.mark.parametrize("pooled", [True, False])
-async def test_a_stream_that_is_given_up_is_closed_at_once(way: str, pooled: bool, pool: EnginePool) -> None:
+async def test_abandoned_stream_is_closed_immediately(way: str, pooled: bool, pool: EnginePool) -> None:
     closed = False
 
     async def count(given: AsyncIterator[Any]) -> AsyncIterator[int]:
@@ -102,7 +102,7 @@ class Keeps(Runnable[Any, Any]):
 
 
 @pytest.mark.parametrize("inputs", [["a"], ["a", "b"]])
-async def test_configs_of_completed_batches_are_the_plain_ones(inputs: list[str]) -> None:
+async def test_batch_as_completed_passes_the_configs_of_the_original(inputs: list[str]) -> None:
     leaf = Keeps()
     chain = leaf.with_config(tags=["t"])
     for one in (chain, accelerate(chain)):
@@ -112,7 +112,7 @@ async def test_configs_of_completed_batches_are_the_plain_ones(inputs: list[str]
     assert leaf.configs[half:] == leaf.configs[:half]
 
 
-def test_a_query_on_a_pool_adds_one_callback_handler_at_most_and_nothing_else(pool: EnginePool) -> None:
+def test_query_on_a_pool_adds_at_most_one_callback_handler(pool: EnginePool) -> None:
     leaf = Keeps()
     chain = leaf.with_config(tags=["t"])
     config = RunnableConfig(metadata={"k": "v"})
@@ -138,7 +138,7 @@ async def _only_async(given: AsyncIterator[Any]) -> AsyncIterator[Any]:
 @pytest.mark.parametrize(
     ("function", "missing", "there"), [(_only_sync, "astream", "stream"), (_only_async, "stream", "")]
 )
-def test_a_generator_says_at_once_what_it_lacks(
+def test_runnable_generator_without_sync_or_async_form_raises(
     function: Callable[..., Any], missing: str, there: str, pooled: bool, pool: EnginePool
 ) -> None:
     fast = accelerate(RunnableGenerator(function), pool=pool if pooled else None)
@@ -148,7 +148,7 @@ def test_a_generator_says_at_once_what_it_lacks(
         assert list(getattr(fast, there)("x")) == ["x"]
 
 
-async def test_transforming_uses_what_was_bound(pool: EnginePool) -> None:
+async def test_transform_runs_the_bound_chain(pool: EnginePool) -> None:
     fast = accelerate(RunnableLambda(lambda x: x + 1), pool=pool)
     calls_of(fast)._chain = RunnableLambda(lambda x: x + 2)
     assert list(fast.transform(iter([1]))) == [3]
@@ -159,7 +159,7 @@ async def test_transforming_uses_what_was_bound(pool: EnginePool) -> None:
     assert [one async for one in fast.atransform(given())] == [3]
 
 
-def test_a_method_without_a_module_keeps_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_patched_method_has_no_own_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeListLLM(responses=["a"])
     assert has_own_run(model)
 

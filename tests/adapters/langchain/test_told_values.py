@@ -30,7 +30,7 @@ class Pieces(dict[str, Any]):
 
 
 @pytest.mark.parametrize("given", [{"question": Telling()}, {"question": Pieces(a="x")}, Pieces(question="x")])
-def test_methods_of_values_run_as_often_as_in_the_plain_chain(given: Any) -> None:
+def test_methods_of_input_values_run_as_often_as_originally(given: Any) -> None:
     with EnginePool.local(engines=[FakeLLM()]) as pool:
         llm = ChatTeola(pool=pool)
 

@@ -48,7 +48,7 @@ def calls(message: Any) -> list[tuple[str, Any]]:
     return [(one["name"], one["args"]) for one in message.tool_calls]
 
 
-def test_the_engine_is_told_of_tools(model: ChatTeola, llm: Any) -> None:
+def test_bound_tools_are_sent_to_the_engine(model: ChatTeola, llm: Any) -> None:
     model.bind_tools([add, Fact]).invoke("what is 1 + 2?")
     (asked,) = llm.asked
     assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "Fact"]
@@ -62,7 +62,7 @@ def test_the_engine_is_told_of_tools(model: ChatTeola, llm: Any) -> None:
     ("choice", "names"),
     [("any", ["add", "Fact"]), ("required", ["add", "Fact"]), (True, ["add", "Fact"]), ("add", ["add"])],
 )
-def test_where_a_call_is_demanded_nothing_else_can_be_written(
+def test_required_tool_choice_constrains_the_answer_to_a_call(
     model: ChatTeola, llm: Any, choice: Any, names: list[str]
 ) -> None:
     llm.answer = lambda asked: call("add", a=1, b=2)
@@ -86,7 +86,7 @@ def test_where_a_call_is_demanded_nothing_else_can_be_written(
         ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
     ],
 )
-async def test_calls_are_read_where_the_model_decides(
+async def test_tool_calls_are_parsed_from_free_answers(
     model: ChatTeola, llm: Any, text: str, rest: str, found: list[Any]
 ) -> None:
     llm.answer = lambda asked: text
@@ -97,7 +97,7 @@ async def test_calls_are_read_where_the_model_decides(
         assert made.usage_metadata["total_tokens"] > 0 and len({one["id"] for one in made.tool_calls}) == len(found)
 
 
-def test_wrong_choices_are_named(model: ChatTeola) -> None:
+def test_unknown_tool_choice_raises_and_names_it(model: ChatTeola) -> None:
     with pytest.raises(RegistrationError, match=r"tool_choice.*'ad'"):
         model.bind_tools([add], tool_choice="ad")
 
@@ -109,13 +109,13 @@ MALFORMED_CHOICES: list[Any] = [
 
 
 @pytest.mark.parametrize("choice", MALFORMED_CHOICES)
-def test_malformed_choice_is_an_error_of_the_package(model: ChatTeola, choice: Any) -> None:
+def test_malformed_tool_choice_raises_registration_error(model: ChatTeola, choice: Any) -> None:
     with pytest.raises(RegistrationError, match="tool_choice"):
         model.bind_tools([add], tool_choice=choice)
 
 
 @pytest.mark.parametrize("choice", ["any", "required", True, "add", {"type": "function", "function": {"name": "add"}}])
-def test_demand_without_tools_is_an_error_of_the_package(model: ChatTeola, choice: Any) -> None:
+def test_required_tool_choice_without_tools_raises_registration_error(model: ChatTeola, choice: Any) -> None:
     with pytest.raises(RegistrationError, match="no tools"):
         model.bind_tools([], tool_choice=choice)
 
@@ -123,19 +123,19 @@ def test_demand_without_tools_is_an_error_of_the_package(model: ChatTeola, choic
 @pytest.mark.parametrize(
     "parameters", [{"$defs": "bad"}, {"properties": {"x": {"$ref": "#/$defs/x"}}}, {"type": "array"}]
 )
-def test_malformed_parameters_of_a_demanded_call_are_an_error_of_the_package(model: ChatTeola, parameters: Any) -> None:
+def test_malformed_tool_parameters_raise_registration_error(model: ChatTeola, parameters: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     with pytest.raises(RegistrationError, match=r"tools\.0\.function\.parameters"):
         model.bind_tools([tool], tool_choice="any")
 
 
-def test_tool_that_is_no_function_is_an_error_of_the_package(model: ChatTeola) -> None:
+def test_tool_that_is_no_function_raises_registration_error(model: ChatTeola) -> None:
     with pytest.raises(RegistrationError, match=r"tools\.0: it is no function"):
         model.bind_tools([{"type": "web_search"}])
 
 
-def test_definitions_stand_where_references_look_for_them(model: ChatTeola, llm: Any) -> None:
+def test_schema_definitions_are_moved_to_the_root(model: ChatTeola, llm: Any) -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
     grow = {"name": "grow", "description": "", "parameters": {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}}
     model.bind_tools([grow, add], tool_choice="any").invoke("hi")
@@ -143,14 +143,14 @@ def test_definitions_stand_where_references_look_for_them(model: ChatTeola, llm:
     assert schema["$defs"] == {"tree": tree} and "$defs" not in json.dumps(schema["anyOf"]).replace("#/$defs", "")
 
 
-def test_a_streaming_callback_gets_the_whole_answer(model: ChatTeola, llm: Any) -> None:
+def test_streaming_model_returns_complete_tool_calls(model: ChatTeola, llm: Any) -> None:
     """As of a model that streams, also if the one that this stands for was set to stream."""
     llm.answer = lambda asked: call("add", a=1, b=2)
     eager = ChatTeola(pool=model.pool, disable_streaming=False, streaming=True)
     assert calls(eager.bind_tools([add]).invoke("hi")) == [("add", {"a": 1, "b": 2})]
 
 
-def test_an_accelerated_chain_asks_once(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+def test_accelerated_chain_with_tools_sends_one_request(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     llm.answer = lambda asked: call("Fact", of="sheep")
     prompt = ChatPromptTemplate.from_template("{question}")
     chain = prompt | model.bind_tools([Fact], tool_choice="any") | PydanticToolsParser(tools=[Fact])
@@ -159,7 +159,7 @@ def test_an_accelerated_chain_asks_once(model: ChatTeola, llm: Any, llm_pool: En
     assert len(llm.asked) == 2
 
 
-async def test_a_call_with_tools_is_made_early_and_claimed(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     """Ahead of user code that it does not depend on; ids are those of the plain object's own calls."""
     llm.answer = lambda asked: call("Fact", of="sheep")
     asked = ChatPromptTemplate.from_template("{question}") | model.bind_tools([Fact], tool_choice="any")
@@ -181,7 +181,7 @@ async def test_a_call_with_tools_is_made_early_and_claimed(model: ChatTeola, llm
     assert calls(again["first"]) == [("Fact", {"of": "sheep"})] and len(llm.asked) == 4
 
 
-def test_an_agent(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
+def test_agent_runs_a_tool_and_answers(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     """It adds, then it speaks."""
 
     def answer(asked: Any) -> str:
@@ -203,7 +203,7 @@ def feed(animal: Literal["lamb", "cow"], often: bool) -> str:
 
 
 @pytest.mark.vllm
-def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> None:
+def test_real_engine_generates_the_required_tool_call(session_llm: Any) -> None:
     """The model is random; what it may write is not."""
     from teola_plugin.adapters.langchain.tools import described, without_tools
     from teola_plugin.graph import PrimitiveKind
@@ -227,7 +227,7 @@ def test_a_real_engine_writes_the_call_that_is_demanded(session_llm: Any) -> Non
     assert made["name"] == "feed" and made["args"]["animal"] in ("lamb", "cow") and type(made["args"]["often"]) is bool
 
 
-def test_a_chat_template_is_given_the_tools() -> None:
+def test_chat_template_receives_the_tools() -> None:
     from teola_plugin.engines.vllm.runner import PromptTokens
     from teola_plugin.requests.payloads import Message as Said
     from teola_plugin.requests.payloads import Prompt
@@ -246,7 +246,7 @@ def test_a_chat_template_is_given_the_tools() -> None:
     assert "tools" not in tokens.render(Prompt(said))[0]
 
 
-def test_a_bound_model_keeps_its_tools(llm: Any, llm_pool: EnginePool) -> None:
+def test_bound_model_sends_its_openai_tools(llm: Any, llm_pool: EnginePool) -> None:
     """It stands for a model of the user's own, whose tools are spelled as OpenAI does."""
     llm.answer = lambda asked: call("add", a=1, b=2)
     own = FakeListChatModel(responses=["none"])

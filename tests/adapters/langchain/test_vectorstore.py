@@ -36,7 +36,7 @@ def filled(store):
     return store
 
 
-async def test_documents_come_back_as_they_were(filled):
+async def test_store_returns_documents_unchanged(filled):
     found = filled.similarity_search("the cat sleeps", k=4)
     assert sorted(found, key=lambda d: d.id) == sorted(DOCUMENTS, key=lambda d: d.id)
     assert found[0].id in {"cat", "mat"}
@@ -47,7 +47,7 @@ async def test_documents_come_back_as_they_were(filled):
     assert filled.get_by_ids(["tea"]) == [DOCUMENTS[2]] == await filled.aget_by_ids(["tea"])
 
 
-async def test_scores(filled):
+async def test_scored_search_returns_descending_scores(filled):
     scored = filled.similarity_search_with_score("green tea", k=4)
     assert scored[0][0].id == "tea" and [s for _, s in scored] == sorted((s for _, s in scored), reverse=True)
     assert await filled.asimilarity_search_with_score("green tea", k=4) == scored
@@ -56,7 +56,7 @@ async def test_scores(filled):
     assert len(filled.similarity_search_with_relevance_scores("green tea", k=4, score_threshold=0.5)) == 1
 
 
-def test_filters(filled):
+def test_search_filters_by_metadata_equality(filled):
     assert {d.id for d in filled.similarity_search("x", filter={"kind": "animal"})} == {"cat", "dog"}
     assert [d.id for d in filled.similarity_search("x", filter={"kind": "animal", "legs": 4})] == ["dog"]
     assert filled.similarity_search("x", filter={"kind": "none"}) == []
@@ -86,7 +86,7 @@ TYPED = {"true": True, "one": 1, "float": 1.0, "digit": "1", "text": "a", "null"
         ({}, {*TYPED, "missing"}),
     ],
 )
-def test_filters_match_by_the_types_of_json(store, wanted, ids):
+def test_filters_match_by_json_types(store, wanted, ids):
     store.add_texts([f"text {id}" for id in TYPED], [{"v": value} for value in TYPED.values()], ids=list(TYPED))
     store.add_texts(["without"], ids=["missing"])
 
@@ -103,13 +103,13 @@ def test_filters_match_by_the_types_of_json(store, wanted, ids):
         {"$and": {"v": 1}},
     ],
 )
-def test_a_filter_that_is_no_equality_is_named(store, wanted):
+def test_filter_that_is_no_equality_raises_and_names_the_key(store, wanted):
     with pytest.raises(RegistrationError, match=r"filter key '[$\w]+' holds .*only equality is supported.*\$in"):
         store.similarity_search("x", filter=wanted)
 
 
 @pytest.mark.parametrize("wanted", [lambda document: True, "v = 1", [("v", 1)]])
-def test_a_filter_that_is_no_dict_says_so(store, wanted):
+def test_filter_that_is_no_dict_raises(store, wanted):
     with pytest.raises(RegistrationError, match=r"the filter is a \w+, but .*give a dict"):
         store.similarity_search("x", filter=wanted)
 
@@ -125,7 +125,7 @@ async def test_content_ids_make_adding_idempotent(store):
 
 
 @pytest.mark.parametrize("value", [(1, 2), {1: "a"}, float("nan"), object(), b"x"])
-def test_metadata_that_json_cannot_keep_is_named(store, value):
+def test_metadata_that_is_not_json_raises_and_names_the_key(store, value):
     with pytest.raises(TeolaError, match=r"metadata key 'bad' holds .*Next: store strings"):
         store.add_texts(["a"], [{"good": 1, "bad": value}])
     with pytest.raises(RegistrationError, match="1 texts, 2 metadatas, 1 ids"):
@@ -133,21 +133,21 @@ def test_metadata_that_json_cannot_keep_is_named(store, value):
     assert store.count() == 0
 
 
-async def test_delete(filled):
+async def test_delete_removes_given_ids_or_all_rows(filled):
     assert filled.delete(["cat", "unknown"]) and filled.count() == 3
     assert await filled.adelete(["dog"]) and filled.count() == 2
     assert filled.delete() and filled.count() == 0
     assert filled.similarity_search("the cat") == []
 
 
-async def test_marginal_relevance_prefers_what_differs(filled):
+async def test_marginal_relevance_search_prefers_diverse_documents(filled):
     plain = [d.id for d in filled.similarity_search("the cat sleeps on the mat", k=2)]
     diverse = filled.max_marginal_relevance_search("the cat sleeps on the mat", k=2, lambda_mult=0.1)
     assert set(plain) == {"cat", "mat"} and {d.id for d in diverse} != {"cat", "mat"}
     assert await filled.amax_marginal_relevance_search("the cat sleeps on the mat", k=2, lambda_mult=0.1) == diverse
 
 
-async def test_any_embeddings_and_from_texts(pool):
+async def test_store_works_with_any_embeddings(pool):
     given = {"embedding": DeterministicFakeEmbedding(size=8), "pool": pool}
     store = TeolaVectorStore.from_texts(["a", "b"], collection=next(_names), ids=["1", "2"], **given)
     assert store.similarity_search("b", k=2) == await store.asimilarity_search("b", k=2)
@@ -161,7 +161,7 @@ async def test_any_embeddings_and_from_texts(pool):
 # ------------------------------------------------------------ the retriever
 
 
-async def test_retriever(filled):
+async def test_retriever_applies_search_options(filled):
     retriever = filled.as_retriever(search_kwargs={"k": 1, "filter": {"kind": "drink"}})
     assert isinstance(retriever, TeolaRetriever)
     assert retriever.invoke("the cat") == [DOCUMENTS[2]] == await retriever.ainvoke("the cat")
@@ -170,7 +170,7 @@ async def test_retriever(filled):
     assert [d.id for d in strict.invoke("green tea")] == ["tea"]
 
 
-def test_retriever_leaf(filled):
+def test_retriever_leaf_describes_the_search(filled):
     retriever = filled.as_retriever(search_kwargs={"k": 2, "filter": {"b": 1, "a": "x"}})
     leaf = retriever.__teola_leaf__({"k": 3})
     assert (leaf.store, leaf.embedder, leaf.collection) == ("store", "embedder", filled.collection)
@@ -182,7 +182,7 @@ def test_retriever_leaf(filled):
     assert filled.as_retriever(search_kwargs={"filter": {"a": [1]}}).__teola_leaf__({}) is None
 
 
-def test_a_call_joins_the_query_of_the_callbacks(filled, pool, monkeypatch):
+def test_retriever_call_joins_the_query_of_its_callbacks(filled, pool, monkeypatch):
     from langchain_core.callbacks import UsageMetadataCallbackHandler
 
     class Handler(UsageMetadataCallbackHandler):

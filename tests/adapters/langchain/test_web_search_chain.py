@@ -44,7 +44,7 @@ def chain(pool: EnginePool) -> Any:
     ) | StrOutputParser()
 
 
-def test_the_search_starts_ahead_and_is_claimed(pool: EnginePool) -> None:
+def test_web_search_is_prefetched_and_claimed(pool: EnginePool) -> None:
     plain = chain(pool)
     fast = accelerate(plain)
     assert "unchanged" not in str(fast.report().parts)
@@ -56,7 +56,7 @@ def test_the_search_starts_ahead_and_is_claimed(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_search_that_is_not_ones_own_waits_until_it_is_chosen(own: bool) -> None:
+def test_web_search_of_an_arm_is_speculative_on_dedicated_engine(own: bool) -> None:
     """What only one arm asks for begins before the choice where it is free, and not where each search is paid for."""
     seen: list[str] = []
     web = FakeWebSearch(
@@ -95,7 +95,7 @@ def searching_where_needed(pool: EnginePool, needed: str = "never") -> Any:
     return graph.compile()
 
 
-def test_two_equal_searches_of_a_chain_stay_two(pool: EnginePool) -> None:
+def test_two_equal_web_searches_are_both_made(pool: EnginePool) -> None:
     seen: list[str] = []
     pool.engine("web")._answer = lambda query, k: seen.append(query) or ()  # type: ignore[attr-defined]
     web = TeolaWebSearch(pool=pool)
@@ -103,7 +103,7 @@ def test_two_equal_searches_of_a_chain_stay_two(pool: EnginePool) -> None:
     assert fast.invoke("oats") == {"a": [], "b": []} and seen == ["oats", "oats"]
 
 
-def test_a_failed_search_fails_in_its_place() -> None:
+def test_failed_web_search_raises_engine_error() -> None:
     faults = Faults(fail_on=lambda request: True, retryable=False)
     with EnginePool.local([*fake_engines(), FakeWebSearch("web", documents=PAGES, faults=faults)]) as pool:
         plain = chain(pool)
@@ -112,7 +112,7 @@ def test_a_failed_search_fails_in_its_place() -> None:
                 one.invoke(GIVEN)
 
 
-def test_documents_say_where_they_are_from(pool: EnginePool) -> None:
+def test_web_search_documents_have_source_metadata(pool: EnginePool) -> None:
     found = TeolaWebSearch(pool=pool, k=1).invoke("oats in spring")
     assert [(one.page_content, one.id, one.metadata) for one in found] == [
         (PAGES[0], "text:0", {"source": "text:0", "title": ""})
@@ -121,6 +121,6 @@ def test_documents_say_where_they_are_from(pool: EnginePool) -> None:
     assert tool.invoke({"query": "oats in spring"}) == PAGES[0]
 
 
-def test_an_engine_that_is_not_there_is_named(pool: EnginePool) -> None:
+def test_unknown_web_search_engine_raises_with_suggestion(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="did you mean 'web'"):
         TeolaWebSearch(pool=pool, engine="wep")

@@ -50,7 +50,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_none_without_code_of_the_users_and_all_is_claimed(way: str, handlers: list[object]) -> None:
+def test_chain_without_user_code_needs_no_session_handler(way: str, handlers: list[object]) -> None:
     with EnginePool.local([FakeLLM("llm")]) as pool:
         plain, fast = chain(pool), accelerate(chain(pool))
         made = fast.invoke({"q": "x"}) if way == "invoke" else asyncio.run(fast.ainvoke({"q": "x"}))
@@ -60,7 +60,7 @@ def test_none_without_code_of_the_users_and_all_is_claimed(way: str, handlers: l
     assert sum(span.kind == "DECODING" or span.kind == "GENERATION" for span in trace.spans if span.engine) == 2
 
 
-def test_one_where_code_of_the_users_runs_or_inputs_share_a_call(handlers: list[object]) -> None:
+def test_user_code_and_batches_get_a_session_handler(handlers: list[object]) -> None:
     with EnginePool.local([FakeLLM("llm")]) as pool:
         accelerate(chain(pool, RunnableLambda(str) | RunnableLambda(seen))).invoke({"q": "x"})
         assert len(handlers) == 1
@@ -68,7 +68,7 @@ def test_one_where_code_of_the_users_runs_or_inputs_share_a_call(handlers: list[
     assert len(handlers) == 3
 
 
-async def test_tokens_and_errors_are_ignored_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_handler_ignores_tokens_and_errors_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework runs a handler's sync method on a thread: for each token that a model streams."""
     loop, calls_on_threads = asyncio.get_running_loop(), list[object]()
     original = loop.run_in_executor

@@ -117,7 +117,7 @@ SPECULATE = {"with_user_code": "all"}
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_same(name: str, way: str) -> None:
+def test_prefetching_chain_gives_results_calls_and_events_of_the_original(name: str, way: str) -> None:
     plain_ledger, fast_ledger = Ledger(), Ledger()
     chain, fast = (
         CHAINS[name](plain_ledger),
@@ -135,7 +135,7 @@ def test_same(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("make", [three_assigns, rewritten, with_user_code, local_models])
-def test_no_call_is_made_twice_whoever_comes_first(make: Callable[[Ledger], Chain], way: str) -> None:
+def test_no_call_is_made_twice_in_any_interleaving(make: Callable[[Ledger], Chain], way: str) -> None:
     plain_ledger, ledger = Ledger(), Ledger(jitter=0.004)
     expected = observe(make(plain_ledger), way, QUESTION)
     fast = accelerate(make(ledger))
@@ -159,7 +159,7 @@ def test_independent_steps_overlap(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_local_model_takes_one_call_at_a_time(way: str) -> None:
+def test_sync_model_gets_one_call_at_a_time(way: str) -> None:
     ledger = Ledger(jitter=0.004)
     same = SyncChat(ledger=ledger, says="same")
     chain = RunnablePassthrough.assign(a=ask("1 {question}", same)).assign(b=ask("2 {question}", same))
@@ -171,7 +171,7 @@ def test_a_local_model_takes_one_call_at_a_time(way: str) -> None:
 
 @pytest.mark.parametrize(("most", "seen"), [(1, 1), (2, 2)])
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch"])
-def test_max_concurrency_bounds_early_calls(way: str, most: int, seen: int) -> None:
+def test_max_concurrency_bounds_prefetched_calls(way: str, most: int, seen: int) -> None:
     ledger = Ledger(jitter=0.004)
     fast = accelerate(three_assigns(ledger))
     for _ in range(5):
@@ -192,7 +192,7 @@ def test_bound_max_concurrency_limits_prefetched_calls(way: str, most: int, seen
     assert ledger.most == seen
 
 
-def test_max_concurrency_of_a_call_goes_before_the_bound_one() -> None:
+def test_max_concurrency_of_a_call_overrides_the_bound_one() -> None:
     ledger = Ledger(meet=3)
     fast = accelerate(three_assigns(ledger).with_config(max_concurrency=1))
 
@@ -201,7 +201,7 @@ def test_max_concurrency_of_a_call_goes_before_the_bound_one() -> None:
     assert ledger.most == 3
 
 
-def test_max_concurrency_of_a_batch_as_it_completes() -> None:
+def test_max_concurrency_bounds_batch_as_completed() -> None:
     ledger = Ledger(jitter=0.004)
     fast = accelerate(three_assigns(ledger))
     done = dict(fast.batch_as_completed([QUESTION] * 4, {"max_concurrency": 2}))
@@ -210,7 +210,7 @@ def test_max_concurrency_of_a_batch_as_it_completes() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_an_earlier_failure_comes_first(way: str) -> None:
+def test_failure_of_the_earlier_call_is_raised(way: str) -> None:
     """Both fail; the later one, made ahead, must not be seen. The one documented extra is its call."""
     ledger = Ledger()
     failing = Chat(ledger=ledger, says="b", error="b is down")
@@ -223,7 +223,7 @@ def test_an_earlier_failure_comes_first(way: str) -> None:
     assert ledger.calls["b: why"] <= 1
 
 
-def test_the_users_exception_is_the_very_same_object() -> None:
+def test_exception_of_a_prefetched_call_is_the_same_object() -> None:
     class Broken(Exception):
         pass
 
@@ -243,7 +243,7 @@ user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobo
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_early_calls_see_the_callers_context(way: str) -> None:
+def test_prefetched_calls_see_the_context_of_the_caller(way: str) -> None:
     ledger = Ledger(meet=3)
     ledger.look = user.get
     token = user.set("ann")
@@ -254,7 +254,7 @@ def test_early_calls_see_the_callers_context(way: str) -> None:
     assert ledger.variables == ["ann"] * 3
 
 
-async def test_async_handlers_get_the_events_too() -> None:
+async def test_async_handlers_get_the_events_of_the_original() -> None:
     class Handler(AsyncCallbackHandler):
         def __init__(self) -> None:
             self.seen: list[str] = []
@@ -274,7 +274,7 @@ async def test_async_handlers_get_the_events_too() -> None:
     assert await events(accelerate(chain)) == await events(chain)
 
 
-async def test_cancelling_the_caller_cancels_early_calls() -> None:
+async def test_cancelling_the_caller_cancels_prefetched_calls() -> None:
     ledger = Ledger()
     ledger.meet = 99  # every call takes a second
     fast = accelerate(three_assigns(ledger))
@@ -289,7 +289,7 @@ async def test_cancelling_the_caller_cancels_early_calls() -> None:
     assert ledger.now == 0
 
 
-async def test_cancelling_the_caller_cancels_a_claimed_early_call() -> None:
+async def test_cancelling_the_caller_cancels_a_claimed_prefetched_call() -> None:
     ended: list[str] = []
     begun = asyncio.Event()
 
@@ -320,7 +320,7 @@ async def test_cancelling_the_caller_cancels_a_claimed_early_call() -> None:
     assert ended == ["cancelled"]
 
 
-def test_a_leaf_that_gains_nothing_is_called_by_the_plain_object() -> None:
+def test_call_without_gain_is_made_by_the_original() -> None:
     ledger = Ledger(meet=3)
     ledger.look = lambda: threading.current_thread().name == "teola-prefetch"
     fast = accelerate(three_assigns(ledger))
@@ -330,7 +330,7 @@ def test_a_leaf_that_gains_nothing_is_called_by_the_plain_object() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_a_local_model_that_asks_itself_does_not_wait_for_itself(way: str) -> None:
+def test_sync_model_that_calls_itself_does_not_deadlock(way: str) -> None:
     class Recursive(SyncChat):
         inner: Any = None
 
@@ -349,7 +349,7 @@ def test_a_local_model_that_asks_itself_does_not_wait_for_itself(way: str) -> No
     assert observe(accelerate(chain), way, QUESTION).result == observe(chain, way, QUESTION).result
 
 
-async def test_streamed_events_are_those_of_the_original_and_models_are_prefetched() -> None:
+async def test_astream_events_prefetches_and_gives_the_originals_events() -> None:
     ledger = Ledger(meet=2)
     chain, fast = three_assigns(Ledger()), accelerate(three_assigns(ledger))
 
@@ -374,7 +374,7 @@ def untouched(chain: Chain, **options: Any) -> bool:
     return fast._prefetch_plan is None and fast.plan(QUESTION) is None
 
 
-def test_nothing_to_gain_leaves_the_original_alone() -> None:
+def test_chain_without_gain_is_left_unchanged() -> None:
     ledger = Ledger()
     notes = {"context": itemgetter("question") | Notes(), "question": itemgetter("question")}
     rag = RunnableParallel(notes) | ask("{context} {question}", Chat(ledger=ledger))
@@ -393,7 +393,7 @@ def step_back(ledger: Ledger, second: Chain) -> Chain:
     return RunnablePassthrough.assign(generic=ask("{question}", Chat(ledger=ledger, says="g"))) | both
 
 
-def test_a_search_beside_an_equal_one_that_has_to_wait_gains_nothing() -> None:
+def test_search_parallel_to_an_equal_waiting_search_has_no_gain() -> None:
     ledger = Ledger()
     end = ask("{normal} {generic}", Chat(ledger=ledger))
     assert untouched(step_back(ledger, Notes(ledger=ledger)) | end)
@@ -402,20 +402,20 @@ def test_a_search_beside_an_equal_one_that_has_to_wait_gains_nothing() -> None:
     assert not untouched(step_back(ledger, Notes(ledger=ledger)) | alone)  # an answer needs the first search only
 
 
-def test_options_that_keep_the_original() -> None:
+def test_speculate_off_and_no_passes_leave_the_original_unchanged() -> None:
     assert untouched(three_assigns(Ledger()), speculate="off")
     assert untouched(three_assigns(Ledger()), passes=())
     stateful = FakeListChatModel(responses=["1", "2"])
     assert untouched(RunnablePassthrough.assign(a=ask("{question}", stateful)).assign(b=ask("{question}", stateful)))
 
 
-def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_returns_original_if_disabled_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     chain = three_assigns(Ledger())
     assert accelerate(chain) is chain
 
 
-def test_calls_inside_map_are_prefetched_where_the_list_needs_no_call_before() -> None:
+def test_mapped_calls_are_prefetched_if_the_list_needs_no_call() -> None:
     ledger = Ledger()
 
     def chain(made: Any) -> Any:
@@ -451,7 +451,7 @@ def test_a_retriever_never_overtakes_user_code_that_might_write() -> None:
         assert order == ["write", "read"]
 
 
-def test_the_users_objects_are_neither_changed_nor_copied() -> None:
+def test_accelerate_neither_changes_nor_copies_user_objects() -> None:
     model = Chat()
     first = RunnablePassthrough.assign(a=ask("{question}", model))
     chain = first.assign(b=ask("{question}!", model))
@@ -464,7 +464,7 @@ def test_the_users_objects_are_neither_changed_nor_copied() -> None:
     )
 
 
-def test_text_prompts_and_a_trace() -> None:
+def test_trace_and_explain_include_prefetched_text_models() -> None:
     chain = RunnablePassthrough.assign(a=PromptTemplate.from_template("{question}?") | Text()).assign(
         b=PromptTemplate.from_template("{question}!") | Text()
     )
@@ -476,7 +476,7 @@ def test_text_prompts_and_a_trace() -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_own_models_beside_a_pool(way: str) -> None:
+def test_user_models_and_pool_models_overlap_in_one_chain(way: str) -> None:
     with EnginePool.local(fake_engines()) as pool:
 
         def chain(ledger: Ledger) -> Chain:
@@ -498,7 +498,7 @@ def test_own_models_beside_a_pool(way: str) -> None:
         assert trace is not None and {s.engine for s in trace.spans} >= {"wrapped", "llm"}
 
 
-async def test_many_queries_at_once() -> None:
+async def test_forty_concurrent_queries_make_each_call_once() -> None:
     plain, ledger = three_assigns(Ledger()), Ledger(jitter=0.01)
     fast = accelerate(three_assigns(ledger))
     given = [{"question": f"q{i}"} for i in range(40)]
@@ -507,7 +507,7 @@ async def test_many_queries_at_once() -> None:
     assert set(ledger.calls.values()) == {1}
 
 
-def test_an_accelerated_chain_inside_another() -> None:
+def test_accelerated_chain_nested_in_another_makes_the_same_calls() -> None:
     ledger, other = Ledger(), Ledger()
     inner = accelerate(three_assigns(ledger))
     chain = RunnablePassthrough.assign(x=inner).assign(y=ask("{question}", Chat(ledger=ledger, says="y")))
