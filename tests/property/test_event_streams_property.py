@@ -61,7 +61,7 @@ def reference(stream: bytes) -> list[ServerSentEvent]:
 
 
 @given(st.data())
-def test_any_chunks_give_the_events_of_the_whole_text(data: st.DataObject) -> None:
+def test_any_chunking_gives_the_events_of_the_whole_stream(data: st.DataObject) -> None:
     stream = data.draw(streams())
     chunks = data.draw(chunkings(stream))
 
@@ -71,7 +71,7 @@ def test_any_chunks_give_the_events_of_the_whole_text(data: st.DataObject) -> No
 
 
 @given(st.data())
-async def test_chunks_on_a_loop_give_the_same_events(data: st.DataObject) -> None:
+async def test_async_chunks_give_the_events_of_the_whole_stream(data: st.DataObject) -> None:
     stream = data.draw(streams())
     chunks = data.draw(chunkings(stream))
 
@@ -95,7 +95,7 @@ def test_written_events_are_read_back(data: str, type: str, id: str) -> None:
 
 
 @pytest.mark.parametrize("mark", NO_LINE_ENDS, ids=ascii)
-def test_other_separators_are_text(mark: str) -> None:
+def test_separators_that_end_no_line_stay_in_the_data(mark: str) -> None:
     [event] = read_events([f"data: a{mark}b\n\n".encode()])
 
     assert event.data == f"a{mark}b"
@@ -132,7 +132,7 @@ def test_comments_unknown_fields_and_events_without_data_are_skipped() -> None:
     assert events == [ServerSentEvent("a")]
 
 
-def test_an_id_holds_for_later_events_and_a_type_for_its_own() -> None:
+def test_event_id_persists_for_later_events_but_type_does_not() -> None:
     events = list(read_events([b"id: 7\nevent: delta\ndata: a\n\ndata: b\n\n"]))
 
     assert events == [ServerSentEvent("a", "delta", "7"), ServerSentEvent("b", "message", "7")]
@@ -148,6 +148,6 @@ def test_only_digits_set_the_reconnection_time(value: str, milliseconds: int | N
 
 
 @pytest.mark.parametrize(("type", "id"), [("a\nb", ""), ("a\rb", ""), ("", "1\n2"), ("", "\0")])
-def test_a_type_or_an_id_of_several_lines_is_refused(type: str, id: str) -> None:
+def test_multiline_event_type_or_id_raises_value_error(type: str, id: str) -> None:
     with pytest.raises(ValueError, match="server-sent event"):
         write_event("x", type, id)

@@ -282,7 +282,7 @@ relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(H
 @pytest.mark.parametrize("one", DEFAULT_PASSES, ids=lambda one: one.name)
 @relaxed
 @given(graph=graphs(), context=contexts())
-def test_a_pass_changes_no_answer(one: Pass, graph: Graph, context: PassContext) -> None:
+def test_each_pass_preserves_the_output_of_any_graph(one: Pass, graph: Graph, context: PassContext) -> None:
     after = one.run(graph, context)
     if after is not graph:
         assert after != graph, "the same object where nothing matched"
@@ -291,7 +291,7 @@ def test_a_pass_changes_no_answer(one: Pass, graph: Graph, context: PassContext)
 
 @relaxed
 @given(graph=graphs(), context=contexts())
-def test_all_passes_change_no_answer(graph: Graph, context: PassContext) -> None:
+def test_default_pipeline_preserves_the_output_of_any_graph(graph: Graph, context: PassContext) -> None:
     after = default_pipeline().run(graph, context).graph
     check(graph, after, range(4))
     assert default_pipeline().run(after, context).graph is after, "a fixed point"
