@@ -230,7 +230,7 @@ async def answered(workflow: Workflow, passes: Any) -> list[dict[str, Any]]:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workflow=workflows())
-def test_passes_change_nothing_and_neither_does_running_by_hand(pool: EnginePool, workflow: Workflow) -> None:
+def test_any_workflow_gives_equal_values_with_or_without_passes(pool: EnginePool, workflow: Workflow) -> None:
     expected = []
     for number, inputs in enumerate((GIVEN, OTHER)):
         collection = f"{workflow.name}_{number}"

@@ -78,7 +78,7 @@ def begun(result: Any, part: str = "web") -> list[float]:
     return [span.queued - known for span in spans if span.primitive.endswith(part) and span.engine]
 
 
-def test_the_search_begins_before_the_verdict_and_is_made_once(kit: Kit) -> None:
+def test_branch_search_starts_before_its_condition_and_runs_once(kit: Kit) -> None:
     result = searched().deploy(kit.pool).run({"question": "oats?"})
     assert [hit.id for hit in result.outputs["found"]] == ["oats?"] and kit.asked == {"oats?": 1}
     assert len(begun(result)) == 1 and begun(result)[0] < 0
@@ -87,13 +87,13 @@ def test_the_search_begins_before_the_verdict_and_is_made_once(kit: Kit) -> None
 
 @pytest.mark.parametrize("speculate", ["auto", "off"])
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
-def test_the_answer_is_that_of_the_order(kit: Kit, question: str, speculate: Any) -> None:
+def test_speculative_search_gives_the_sequential_answer(kit: Kit, question: str, speculate: Any) -> None:
     plain = searched().deploy(kit.pool, passes=(), speculate="off").run({"question": question})
     result = searched().deploy(kit.pool, speculate=speculate).run({"question": question})
     assert (result.answer, result.outputs) == (plain.answer, plain.outputs)
 
 
-def test_nobody_waits_for_a_search_that_is_not_wanted(kit: Kit) -> None:
+def test_answer_does_not_wait_for_an_unneeded_search(kit: Kit) -> None:
     """It is given up, and the answer does not wait for it."""
     kit.pool.engine("web")._profile = replace(web_search(60.0), dedicated=True)  # type: ignore[attr-defined]
     began = time.perf_counter()
@@ -103,7 +103,7 @@ def test_nobody_waits_for_a_search_that_is_not_wanted(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
-def test_a_search_that_fails_before_it_is_wanted_fails_nobody(kit: Kit, question: str) -> None:
+def test_failed_speculative_search_does_not_fail_the_query(kit: Kit, question: str) -> None:
     """Where it is wanted after all, it is made as without the guess."""
     kit.pool.engine("web")._profile = replace(web_search(0.0), dedicated=True)  # type: ignore[attr-defined]
     kit.fails = 1
@@ -111,7 +111,7 @@ def test_a_search_that_fails_before_it_is_wanted_fails_nobody(kit: Kit, question
     assert (result.outputs["found"] is None) == (question == "ivy?")
 
 
-def test_a_search_that_keeps_failing_fails_as_ever(kit: Kit) -> None:
+def test_persistent_search_failure_raises_the_same_error(kit: Kit) -> None:
     kit.fails = 1000
     with pytest.raises(QueryError) as plain:
         searched().deploy(kit.pool, speculate="off").run({"question": "oats?"})
@@ -124,7 +124,7 @@ def test_a_search_that_keeps_failing_fails_as_ever(kit: Kit) -> None:
 @pytest.mark.parametrize(
     "given", [{"speculate": "off"}, {"passes": ()}, {"passes": (), "speculate": "all"}], ids=["off", "none", "all"]
 )
-def test_not_where_nothing_begins_on_a_guess(kit: Kit, given: dict[str, Any]) -> None:
+def test_search_is_not_speculative_if_passes_or_speculation_are_off(kit: Kit, given: dict[str, Any]) -> None:
     result = searched().deploy(kit.pool, **given).run({"question": "oats?"})
     assert [at >= 0 for at in begun(result)] == [True]
     kit.asked.clear()
@@ -132,7 +132,7 @@ def test_not_where_nothing_begins_on_a_guess(kit: Kit, given: dict[str, Any]) ->
     assert not kit.asked
 
 
-def test_only_engines_that_are_declared_own_are_asked_in_vain() -> None:
+def test_only_engines_declared_own_are_searched_speculatively() -> None:
     kit = Kit(own=False)
     try:
         result = searched().deploy(kit.pool).run({"question": "oats?"})
@@ -161,14 +161,14 @@ ARMS: dict[str, Callable[[], Workflow]] = {
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_arms_that_do_more_than_search_begin_when_they_are_taken(kit: Kit, name: str) -> None:
+def test_arm_with_more_than_a_search_starts_when_taken(kit: Kit, name: str) -> None:
     given = {"question": "oats?", "documents": ["Oats grow."]}
     app = ARMS[name]().deploy(kit.pool)
     inputs = given if name == "writes rows" else {"question": "oats?"}
     assert all(at >= 0 for at in begun(app.run(inputs))) and begun(app.run(inputs))
 
 
-def test_not_where_the_choice_is_known_at_once(kit: Kit) -> None:
+def test_search_is_not_speculative_if_the_choice_is_known(kit: Kit) -> None:
     flow = judged(
         Branch("found", condition="needed", then=WebSearch("web")),
         Condition("needed", value="question", test=lambda question: "oats" in question),
@@ -177,7 +177,7 @@ def test_not_where_the_choice_is_known_at_once(kit: Kit) -> None:
     assert not kit.asked
 
 
-def test_both_arms_search(kit: Kit) -> None:
+def test_searches_of_both_arms_start_before_the_choice(kit: Kit) -> None:
     """A store of the pool's on one way, the web on the other; what is written before is found."""
     flow = Indexing("rows") >> Generation("verdict", "verdict on {question}", max_tokens=24)
     flow = flow >> Condition("needed", value="verdict")
@@ -193,7 +193,7 @@ def test_both_arms_search(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
-def test_an_arm_that_searches_what_it_writes(kit: Kit, question: str) -> None:
+def test_arm_that_writes_starts_only_when_taken(kit: Kit, question: str) -> None:
     """Of one way only: nothing of it begins before it is taken."""
     written = Indexing("rows") >> Searching("kept", k=1)
     app = judged(Branch("found", condition="needed", then=WebSearch("web"), otherwise=written)).deploy(kit.pool)
@@ -202,7 +202,7 @@ def test_an_arm_that_searches_what_it_writes(kit: Kit, question: str) -> None:
     assert asyncio.run(kit.pool.engine("store").collections()) == ["documents"] * (question == "ivy?")  # type: ignore[attr-defined]
 
 
-def test_branches_inside_of_a_map(kit: Kit) -> None:
+def test_branches_inside_a_map_choose_an_arm_per_item(kit: Kit) -> None:
     each = Generation("verdict", "verdict on {item}", max_tokens=24) >> Condition("needed", value="verdict")
     each = each >> Branch("found", condition="needed", then=WebSearch("web", query="item"))
     flow = Map("all", over="questions", flow=each) >> Function("texts", lambda all: [bool(one) for one in all])
@@ -211,7 +211,7 @@ def test_branches_inside_of_a_map(kit: Kit) -> None:
     assert kit.asked["oats"] == kit.asked["more oats"] == 1
 
 
-def test_many_at_once_and_given_up(kit: Kit) -> None:
+def test_concurrent_queries_are_right_despite_a_cancelled_one(kit: Kit) -> None:
     app = searched().deploy(kit.pool)
 
     async def crowd() -> list[Any]:
@@ -225,7 +225,7 @@ def test_many_at_once_and_given_up(kit: Kit) -> None:
     assert [bool(one.outputs["found"]) for one in found] == [bool(n % 2) for n in range(12)]
 
 
-def test_it_is_told_of(kit: Kit) -> None:
+def test_explain_names_the_speculative_search(kit: Kit) -> None:
     told = searched().deploy(kit.pool).explain({"question": "oats?"})
     assert "web before it is known which way found takes" in told
     assert "before it is known" not in searched().deploy(kit.pool, speculate="off").explain({"question": "oats?"})

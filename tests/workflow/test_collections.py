@@ -7,7 +7,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.workflow import PER_QUERY, Branch, Condition, Indexing, Searching, Synthesis, Workflow
 
 
-def test_components_move_those_of_bodies_too() -> None:
+def test_in_collections_moves_components_of_bodies_too() -> None:
     flow = (
         Indexing("index", collection="notes")
         >> Indexing("own", collection=PER_QUERY)

@@ -112,7 +112,7 @@ FLOWS: dict[str, Flow] = {
 }
 
 
-def test_every_component_is_here() -> None:
+def test_every_shipped_component_has_a_case() -> None:
     kinds = (getattr(package, name) for name in package.__all__)
     shipped = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Component)} - {Component}
     assert {type(one) for flow in FLOWS.values() for one in flow.everything()} == shipped | {Custom}
@@ -126,7 +126,7 @@ def pool() -> EnginePool:
 
 
 @pytest.mark.parametrize("case", FLOWS)
-def test_graphs(case: str, pool: EnginePool, request: pytest.FixtureRequest) -> None:
+def test_component_graphs_match_golden_files(case: str, pool: EnginePool, request: pytest.FixtureRequest) -> None:
     workflow = Workflow(case, FLOWS[case], inputs=_inputs(FLOWS[case]))
     app = workflow.deploy(pool, speculate="all" if "web" in case else "auto")
     given = {one.name: GIVEN.get(one.name, "x") for one in workflow.inputs}

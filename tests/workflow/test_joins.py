@@ -28,75 +28,75 @@ def order(flow: Flow) -> set[str]:
 A, B, C, D = (step(name) for name in "abcd")
 
 
-def test_one_after_the_other() -> None:
+def test_join_orders_components_in_sequence() -> None:
     flow = A >> B >> C
     assert [one.name for one in flow] == ["a", "b", "c"]
     assert order(flow) == {"ab", "bc"} and flow.heads == ("a",) and flow.tails == ("c",)
 
 
-def test_joining_is_associative() -> None:
+def test_joining_of_components_is_associative() -> None:
     one, other = A >> (B >> C), (A >> B) >> C
     assert one.components == other.components and order(one) == order(other)
 
 
-def test_lists_stand_side_by_side() -> None:
+def test_components_of_a_list_are_unordered() -> None:
     assert order(A >> [B, C] >> D) == {"ab", "ac", "bd", "cd"}
     assert order([A, B] >> C) == {"ac", "bc"}
     assert order([A >> B, C] >> D) == {"ab", "bd", "cd"}
 
 
-def test_a_component_in_two_flows_is_one() -> None:
+def test_component_in_two_flows_appears_once() -> None:
     flow = Flow.of([A >> B, A >> C]) >> D
     assert [one.name for one in flow] == ["a", "b", "c", "d"]
     assert order(flow) == {"ab", "ac", "bd", "cd"}
 
 
-def test_two_components_of_one_name_cannot_be_joined() -> None:
+def test_joining_two_components_of_one_name_raises_graph_error() -> None:
     with pytest.raises(GraphError, match="two components share the name 'a'"):
         A >> Searching("a")
 
 
 @pytest.mark.parametrize("what", [None, "b", len, 7])
-def test_what_is_no_component_cannot_be_joined(what: Any) -> None:
+def test_joining_a_non_component_raises_graph_error(what: Any) -> None:
     with pytest.raises(GraphError, match="cannot be joined by >>") as error:
         A >> what
     assert "Function('name', function)" in error.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a.b", "a/b", "outputs", "items", 7, None])
-def test_a_name_that_cannot_be(name: Any) -> None:
+def test_invalid_component_name_raises_graph_error(name: Any) -> None:
     with pytest.raises(GraphError, match="component name"):
         Function(name, len)
 
 
-def test_a_circle_of_joins_says_its_way() -> None:
+def test_circular_joins_raise_graph_error_with_a_hint() -> None:
     with pytest.raises(GraphError, match="wait for each other in a circle: ") as error:
         Workflow("w", [A >> B, B >> A], output="a")
     assert "Loop" in error.value.hint
 
 
-def test_a_circle_of_reads_and_joins() -> None:
+def test_circle_of_reads_and_joins_raises_graph_error() -> None:
     with pytest.raises(GraphError, match=r"a >> b >> a|b >> a >> b"):
         Workflow("w", step("a", "b") >> step("b"), output="b")
 
 
-def test_a_flow_of_two_ends_needs_an_output() -> None:
+def test_flow_with_two_ends_needs_an_output() -> None:
     with pytest.raises(GraphError, match=r"ends in 2 components \(b, c\)"):
         Workflow("w", A >> [B, C])
     assert Workflow("w", A >> [B, C], output="c").output == "c"
 
 
-def test_an_output_that_is_not_there() -> None:
+def test_unknown_output_raises_graph_error() -> None:
     with pytest.raises(GraphError, match="output names 'x', which is no component"):
         Workflow("w", A >> B, output="x")
 
 
-def test_names_are_unique_in_bodies_too() -> None:
+def test_duplicate_name_in_a_body_raises_graph_error() -> None:
     with pytest.raises(GraphError, match="2 components share the name 'b'"):
         Workflow("w", A >> B >> Map("m", over="a", flow=step("b")))
 
 
-def test_a_read_and_a_write_side_by_side() -> None:
+def test_parallel_read_and_write_raise_graph_error() -> None:
     index, found = Indexing("index"), Searching("found")
     with pytest.raises(GraphError, match="index writes collection:store/documents and found reads it") as error:
         Workflow("w", [index, found], output="found")
@@ -117,11 +117,11 @@ def written_and_searched() -> Flow:
         lambda: Loop("way", init="question", flow=written_and_searched() >> Generation("said", "{draft} {found}")),
     ],
 )
-def test_what_a_body_writes_it_may_search_behind_that(holder: Callable[[], Any]) -> None:
+def test_body_may_search_what_it_wrote_before(holder: Callable[[], Any]) -> None:
     assert [one.name for one in Workflow("w", holder()).inputs] == ["question", "documents"]
 
 
-def test_a_read_and_a_write_side_by_side_in_a_body() -> None:
+def test_parallel_read_and_write_in_a_body_raise_graph_error() -> None:
     flow = [Indexing("rows"), Searching("found")] >> Generation("said", "{found}")
     with pytest.raises(GraphError, match=r"rows writes .* and found reads it.*rows >> found"):
         Workflow("w", Branch("way", condition="question", then=flow))
@@ -130,7 +130,7 @@ def test_a_read_and_a_write_side_by_side_in_a_body() -> None:
         Workflow("w", Map("way", over="texts", flow=each))
 
 
-def test_a_value_of_another_kind() -> None:
+def test_input_of_another_kind_raises_graph_error() -> None:
     with pytest.raises(
         GraphError, match="found: query reads 'a', which is passages that were found; expected"
     ) as error:
@@ -138,30 +138,30 @@ def test_a_value_of_another_kind() -> None:
     assert "Function" in error.value.hint
 
 
-def test_no_framework_is_imported() -> None:
+def test_workflow_package_imports_no_framework() -> None:
     code = "import sys, teola_plugin.workflow; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"langchain_core", "llama_index", "langgraph", "pydantic", "numpy", "torch", "ray", "vllm", "psycopg"}
     assert "teola_plugin.workflow" in names and heavy.isdisjoint(names)
 
 
-def test_what_nothing_gives_is_an_input() -> None:
+def test_value_without_a_producer_is_an_input() -> None:
     workflow = Workflow("w", step("a", "x", "y") >> Generation("b", "{a} {z}"))
     assert [one.name for one in workflow.inputs] == ["x", "y", "z"]
 
 
-def test_what_is_in_a_body_is_not_read_outside() -> None:
+def test_reading_a_body_value_outside_raises_graph_error() -> None:
     flow = step("a") >> Map("m", over="a", flow=step("b", "item")) >> step("c", "b")
     with pytest.raises(GraphError, match="'b' is read outside of the component that holds it"):
         Workflow("w", flow)
 
 
-def test_a_body_reads_what_its_holder_could() -> None:
+def test_body_may_read_the_inputs_of_its_holder() -> None:
     workflow = Workflow("w", step("a", "x") >> Map("m", over="a", flow=step("b", "item", "y")))
     assert [one.name for one in workflow.inputs] == ["x", "y"]
 
 
-def test_components_and_what_they_read_may_have_any_name() -> None:
+def test_components_and_inputs_may_have_any_name() -> None:
     names = ("call", "name", "scope", "suffix", "function")
     ends = Function("end", eval(f"lambda {', '.join(names)}: [{', '.join(names)}]"), pure=True)
     firsts = [Function(name, eval(f"lambda question: question + ' {name}'"), pure=True) for name in names]

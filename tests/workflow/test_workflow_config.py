@@ -28,17 +28,17 @@ RAG = advanced_rag()
 
 
 @pytest.mark.parametrize("said", [{"chunk_size": 64}, {"index.chunk_size": 64}, {"index": {"chunk_size": 64}}])
-def test_three_ways_to_say_the_same(said: dict[str, Any]) -> None:
+def test_three_forms_of_a_setting_give_the_same_config(said: dict[str, Any]) -> None:
     config = RAG.config(said)
     assert config == Config((("index", (("chunk_size", 64),)),))
     assert config["index"]["chunk_size"] == 64 and hash(config) == hash(RAG.config(chunk_size=64))
 
 
-def test_what_is_as_it_was_is_no_change() -> None:
+def test_settings_equal_to_defaults_are_no_change() -> None:
     assert RAG.config({"index.chunk_size": 20, "best": {"k": 3}}) == Config()
 
 
-def test_round_trip_as_json() -> None:
+def test_config_survives_a_json_round_trip() -> None:
     prompt = {"text": "{question}: {context}", "system": "Be short."}
     said = {"found.k": 4, "mode": "tree", "answer": {"prompt": prompt, "stop": ["\n"], "temperature": 1}}
     config = RAG.config(said)
@@ -47,14 +47,14 @@ def test_round_trip_as_json() -> None:
     assert len(config) == 2 and set(config) == {"found", "answer"}
 
 
-def test_settings_reach_the_graph() -> None:
+def test_settings_change_the_lowered_graph() -> None:
     lowered = RAG.lower(RAG.config({"found.k": 5, "n": 4, "mode": "tree"}))
     made = {c.name: c for c in lowered.traced.template.components}
     assert "answer.leaves" in made and "answer.refine" not in made
     assert made["queries"].expected == 4
 
 
-def test_settings_of_bodies_go_by_their_own_names() -> None:
+def test_settings_of_bodies_use_component_names() -> None:
     flow = Generation("list", "{x}", items="lines") >> Map("m", over="list", flow=Generation("one", "{item}"))
     workflow = Workflow("w", flow)
     lowered = workflow.lower(workflow.config({"one.prompt": "Again: {item}"}))
@@ -81,19 +81,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("key", BAD)
-def test_a_setting_that_cannot_be(key: str) -> None:
+def test_invalid_setting_raises_registration_error(key: str) -> None:
     value, message = BAD[key]
     with pytest.raises(RegistrationError) as error:
         RAG.config({key: value})
     assert message in str(error.value) and error.value.hint
 
 
-def test_no_mapping() -> None:
+def test_config_that_is_no_mapping_raises() -> None:
     with pytest.raises(RegistrationError, match="configured with"):
         RAG.config([("k", 3)])  # type: ignore[arg-type]
 
 
-def test_a_component_checks_its_own_settings() -> None:
+def test_invalid_component_setting_raises_registration_error() -> None:
     with pytest.raises(RegistrationError, match=r"found.k is 'x'; expected a whole number"):
         Searching("found", k="x")  # type: ignore[arg-type]
     with pytest.raises(RegistrationError, match="chunk_overlap"):
@@ -105,13 +105,13 @@ def test_a_component_checks_its_own_settings() -> None:
 
 
 @pytest.mark.parametrize("text", ["{a.b}", "{a!r}", "{a:>9}", "{}", "{0}", "}"])
-def test_a_prompt_that_cannot_be_read(text: str) -> None:
+def test_malformed_prompt_raises_error_with_hint(text: str) -> None:
     with pytest.raises(RegistrationError, match="the prompt") as error:
         Prompt(text)
     assert "{{" in error.value.hint
 
 
-def test_braces_and_variables() -> None:
+def test_prompt_escapes_braces_and_finds_variables() -> None:
     prompt = Prompt("{{x}} {y} {n}", "{y}").with_(n="{3}")
     assert prompt.variables == ("y",)
     assert prompt.rendered({"y": ["a", "b"]}).messages[1].content == "{x} a\n\nb {3}"
@@ -120,7 +120,7 @@ def test_braces_and_variables() -> None:
 # ------------------------------------------------------------ schemas
 
 
-def test_the_schema_of_settings() -> None:
+def test_config_schema_describes_the_settings() -> None:
     schema = RAG.config_schema()["properties"]
     assert schema["found"]["properties"]["k"] == {
         "type": "integer",
@@ -133,7 +133,7 @@ def test_the_schema_of_settings() -> None:
     assert json.loads(json.dumps(schema)) == schema
 
 
-def test_the_schema_of_inputs() -> None:
+def test_input_schema_lists_required_and_default_inputs() -> None:
     schema = RAG.input_schema()
     assert schema["required"] == ["documents", "question"] and schema["title"] == "advanced_rag"
     assert schema["properties"]["question"] == {"type": "string"}
@@ -149,7 +149,7 @@ def test_the_schema_of_inputs() -> None:
 # ------------------------------------------------------------ inputs
 
 
-def test_missing_and_unknown_inputs() -> None:
+def test_missing_or_unknown_input_raises_registration_error() -> None:
     with pytest.raises(RegistrationError, match="lacks the input 'documents'; its inputs are documents, question"):
         RAG.bind({"question": "?"})
     with pytest.raises(RegistrationError, match="has no input 'text'"):
@@ -159,12 +159,12 @@ def test_missing_and_unknown_inputs() -> None:
 
 
 @pytest.mark.parametrize("given", [7, [7], {"metadata": {}}, [{"text": 7}], None])
-def test_documents_that_are_none(given: Any) -> None:
+def test_input_that_is_no_document_raises(given: Any) -> None:
     with pytest.raises(RegistrationError, match=r"the input 'documents' is .* which is not a document"):
         RAG.bind({"question": "?", "documents": given})
 
 
-def test_documents_of_all_kinds() -> None:
+def test_documents_of_all_forms_are_accepted() -> None:
     class Page:
         page_content, metadata = "of LangChain", {"page": 1}
 
@@ -174,6 +174,6 @@ def test_documents_of_all_kinds() -> None:
     assert [dict(one.metadata) for one in found] == [{}, {"a": 1}, {"page": 1}, {}]
 
 
-def test_a_default_is_bound() -> None:
+def test_default_of_an_input_is_bound() -> None:
     workflow = Workflow("w", Synthesis("answer", context="context"), inputs=[Input("context", default="nothing")])
     assert workflow.bind({"question": "?"}) == {"context": "nothing", "question": "?"}

@@ -50,7 +50,7 @@ def pool() -> Iterator[EnginePool]:
         yield made
 
 
-def test_a_result_has_all_that_a_query_gave(pool: EnginePool) -> None:
+def test_result_has_outputs_sources_and_trace(pool: EnginePool) -> None:
     result = advanced_rag().deploy(pool).run(GIVEN)
     assert list(result.outputs) == ["index", "queries", "found", "best", "answer"]
     assert result.answer == result.outputs["answer"] == str(result) and len(result.outputs["queries"]) <= 3
@@ -59,7 +59,7 @@ def test_a_result_has_all_that_a_query_gave(pool: EnginePool) -> None:
     assert {one.id for one in result.sources} <= set(result.outputs["index"])
 
 
-def test_a_result_as_json(pool: EnginePool) -> None:
+def test_result_converts_to_json(pool: EnginePool) -> None:
     made = advanced_rag("as_json").deploy(pool).run(GIVEN, {"best.k": 2}).to_dict()
     assert json.loads(json.dumps(made)) == made and made["config"] == {"best": {"k": 2}}
     assert set(made["sources"][0]) == {"id", "text", "metadata", "score"}
@@ -71,7 +71,7 @@ def test_a_workflow_survives_pickling(pool: EnginePool) -> None:
     assert again.deploy(pool).run(GIVEN).answer == advanced_rag("pickled").deploy(pool).run(GIVEN).answer
 
 
-def test_passes_of_ones_own(pool: EnginePool) -> None:
+def test_custom_pass_runs_after_the_default_passes(pool: EnginePool) -> None:
     @dataclass(frozen=True)
     class Rename:
         name: ClassVar[str] = "mark"
@@ -89,14 +89,14 @@ def test_passes_of_ones_own(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
-def test_the_same_with_and_without_passes(pool: EnginePool, mode: str) -> None:
+def test_outputs_are_equal_with_and_without_passes(pool: EnginePool, mode: str) -> None:
     workflow = advanced_rag("by_mode")
     fast, plain = workflow.deploy(pool), workflow.deploy(pool, passes=())
     said = {"mode": mode, "answer.context_tokens": 60, "answer.fanout": 2}
     assert fast.run(GIVEN, said).outputs == plain.run(GIVEN, said).outputs
 
 
-def test_what_a_query_uploads_is_seen_by_no_other(pool: EnginePool) -> None:
+def test_uploaded_documents_are_private_to_their_query(pool: EnginePool) -> None:
     app = advanced_rag("uploads").deploy(pool)
     [one, other] = [app.run({**GIVEN, "documents": f"Only {word} is written here."}) for word in ("hay", "oats")]
     assert [hit.text for hit in one.sources] == ["Only hay is written here."]
@@ -109,7 +109,7 @@ def test_what_a_query_uploads_is_seen_by_no_other(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_closing_a_pool_waits_for_what_is_deleted(fails: bool) -> None:
+def test_closing_a_pool_waits_for_pending_deletions(fails: bool) -> None:
     made = engines(scaled(rtx3090(), 0.01))
     after = Function("after", lambda index: 1 / (not fails))
     with EnginePool.local(made) as pool:
@@ -130,7 +130,7 @@ def test_a_template_never_runs_on_another_querys_values(pool: EnginePool) -> Non
         assert list(together) == alone * 3
 
 
-def test_other_settings_for_one_query(pool: EnginePool) -> None:
+def test_settings_of_one_query_do_not_affect_others(pool: EnginePool) -> None:
     app = advanced_rag("settings").deploy(pool, config={"best.k": 2, "n": 2})
     usual, other = app.run(GIVEN), app.run(GIVEN, {"best.k": 1})
     assert len(usual.sources) == 2 and len(other.sources) == 1
@@ -141,7 +141,7 @@ def test_other_settings_for_one_query(pool: EnginePool) -> None:
 # ------------------------------------------------------------ in a loop, and streams
 
 
-async def test_in_a_loop(pool: EnginePool) -> None:
+async def test_workflow_runs_on_an_event_loop(pool: EnginePool) -> None:
     app = advanced_rag("loop").deploy(pool)
     one, other = await asyncio.gather(app.arun(GIVEN), app.arun(GIVEN))
     assert one.answer == other.answer and one.trace is not None
@@ -150,28 +150,28 @@ async def test_in_a_loop(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
-def test_a_stream_is_the_answer(pool: EnginePool, mode: str) -> None:
+def test_stream_pieces_join_to_the_answer(pool: EnginePool, mode: str) -> None:
     app = advanced_rag("streams").deploy(pool)
     stream = app.stream(GIVEN, {"mode": mode})
     pieces = list(stream)
     assert len(pieces) > 3 and "".join(pieces) == stream.result().answer == app.run(GIVEN, {"mode": mode}).answer
 
 
-def test_a_stream_of_the_first_answer_where_nothing_refines_it(pool: EnginePool) -> None:
+def test_unrefined_answer_is_streamed_in_pieces(pool: EnginePool) -> None:
     app = advanced_rag("short").deploy(pool)
     stream = app.stream({**GIVEN, "documents": "One chunk only."})
     pieces = list(stream)
     assert len(pieces) > 3 and "".join(pieces) == stream.result().answer
 
 
-async def test_a_stream_in_a_loop(pool: EnginePool) -> None:
+async def test_async_stream_pieces_join_to_the_answer(pool: EnginePool) -> None:
     app = Workflow("say", Generation("say", "{x}")).deploy(pool)
     stream = app.astream({"x": "hello"})
     pieces = [piece async for piece in stream]
     assert len(pieces) > 3 and "".join(pieces) == (await stream).answer
 
 
-def test_who_stops_reading_gives_the_query_up() -> None:
+def test_abandoned_stream_cancels_its_query() -> None:
     with EnginePool.local(engines(scaled(rtx3090(), 0.3))) as slow:
         app = Workflow("stopped", Generation("say", "{x}", max_tokens=200)).deploy(slow)
         for _ in app.stream({"x": "hello"}):
@@ -180,12 +180,12 @@ def test_who_stops_reading_gives_the_query_up() -> None:
     assert trace is not None and trace.outcome == "cancelled"
 
 
-def test_what_no_model_writes_comes_as_one_piece(pool: EnginePool) -> None:
+def test_answer_of_a_function_streams_as_one_piece(pool: EnginePool) -> None:
     app = Workflow("shout", Function("shout", lambda x: x.upper(), pure=True)).deploy(pool)
     assert list(app.stream({"x": "hello"})) == ["HELLO"]
 
 
-def test_a_stream_raises_what_the_query_fails_by(pool: EnginePool) -> None:
+def test_stream_raises_the_error_of_its_query(pool: EnginePool) -> None:
     app = Workflow("fail", Function("fail", lambda x: 1 / x)).deploy(pool)
     with pytest.raises(ZeroDivisionError):
         list(app.stream({"x": 0}))
@@ -194,7 +194,7 @@ def test_a_stream_raises_what_the_query_fails_by(pool: EnginePool) -> None:
 # ------------------------------------------------------------ control
 
 
-def test_branches(pool: EnginePool) -> None:
+def test_branch_runs_the_arm_of_its_condition(pool: EnginePool) -> None:
     flow = Condition("long", value="x", test=lambda x: len(x) > 3) >> Branch(
         "way", condition="long", then=Generation("shorter", "Shorten {x}"), otherwise="x"
     )
@@ -210,18 +210,18 @@ def test_branches(pool: EnginePool) -> None:
 @pytest.mark.parametrize(
     "said, holds", [("Yes, it is.", True), ("**YES**", True), ("no", False), ("", False), ([], False), ([0], True)]
 )
-def test_conditions(pool: EnginePool, said: Any, holds: bool) -> None:
+def test_condition_parses_its_value_as_bool(pool: EnginePool, said: Any, holds: bool) -> None:
     assert Workflow("c", Condition("c", value="x")).deploy(pool).run({"x": said}).answer is holds
 
 
-def test_maps(pool: EnginePool) -> None:
+def test_map_applies_its_flow_to_each_item(pool: EnginePool) -> None:
     flow = Map("all", over="words", each="word", flow=Function("two", lambda word, x: f"{word}{x}", pure=True))
     app = Workflow("maps", flow).deploy(pool)
     assert app.run({"words": ["a", "b"], "x": 7}).answer == ["a7", "b7"]
     assert app.run({"words": [], "x": 7}).answer == []
 
 
-def test_loops(pool: EnginePool) -> None:
+def test_loop_repeats_until_its_condition_or_max_rounds(pool: EnginePool) -> None:
     more = Function("more", lambda draft, by: draft + by, pure=True)
     done = Function("done", lambda more: more >= 10, pure=True)
     app = Workflow("loops", Loop("sum", init="x", flow=more >> done, until="done", max_rounds=5)).deploy(pool)
@@ -231,7 +231,7 @@ def test_loops(pool: EnginePool) -> None:
     assert app.run({"x": 10, "by": 1}).answer == 11
 
 
-def test_holders_in_holders(pool: EnginePool) -> None:
+def test_nested_maps_read_outer_values(pool: EnginePool) -> None:
     inner = Map(
         "inner", over="row", each="cell", flow=Function("cells", lambda cell, row, x: (cell, len(row), x), pure=True)
     )
@@ -245,7 +245,7 @@ def test_holders_in_holders(pool: EnginePool) -> None:
 VARIABLE: ContextVar[str] = ContextVar("variable", default="none")
 
 
-def test_functions_run_once_where_they_stand(pool: EnginePool) -> None:
+def test_functions_run_once_in_order_with_caller_context(pool: EnginePool) -> None:
     seen: list[str] = []
 
     async def wait(a: str) -> str:
@@ -267,14 +267,14 @@ def test_functions_run_once_where_they_stand(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("pure", [True, False])
-def test_functions_side_by_side_run_at_once(pool: EnginePool, pure: bool) -> None:
+def test_parallel_functions_run_at_once(pool: EnginePool, pure: bool) -> None:
     met = threading.Barrier(2)
     one, other = (Function(name, lambda x: met.wait(10), pure=pure) for name in ("one", "other"))
     flow = [one, other] >> Function("both", lambda one, other: sorted([one, other]), pure=True)
     assert Workflow("beside", flow).deploy(pool).run({"x": "x"}).answer == [0, 1]
 
 
-def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
+def test_slow_function_does_not_delay_a_prompt(pool: EnginePool) -> None:
     asked = threading.Event()
 
     def slow(x: str) -> bool:
@@ -289,7 +289,7 @@ def test_a_slow_function_holds_up_no_prompt(pool: EnginePool) -> None:
     assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
 
 
-def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
+def test_engine_tool_is_called_once_in_order_on_its_engine() -> None:
     seen: list[str] = []
 
     def order(drink: str) -> str:
@@ -309,7 +309,7 @@ def test_a_tool_of_an_engine_is_called_there_once_and_in_its_place() -> None:
         Workflow("orders", flow).deploy(pool)
 
 
-def test_replicas_for_several_items_go_to_all_replicas_of_an_engine() -> None:
+def test_map_items_are_spread_over_all_replicas() -> None:
     """Their prompts share a beginning, but none is the others' home."""
     machine = scaled(rtx3090(), 0.1)["llm"]
     lines = Map("lines", over="documents", flow=Generation("line", "Be brief. " * 100 + "{item}", max_tokens=8))
@@ -326,14 +326,14 @@ def test_nothing_overtakes_a_function_that_may_write(pool: EnginePool) -> None:
     assert "write" not in pure.plan().graph.ancestors["found.searching"]
 
 
-def test_equal_searches_on_both_sides_of_a_write_are_two(pool: EnginePool) -> None:
+def test_equal_searches_around_a_write_are_made_twice(pool: EnginePool) -> None:
     before, after = (Searching(name, query="x", collection=PER_QUERY) for name in ("before", "after"))
     app = Workflow("both_sides", before >> Indexing("index", collection=PER_QUERY) >> after).deploy(pool, passes=())
     outputs = app.run({"x": "hay", "documents": "All of the hay."}).outputs
     assert outputs["before"] == () and [hit.text for hit in outputs["after"]] == ["All of the hay."]
 
 
-def test_equal_searches_on_both_sides_of_user_code_are_two(pool: EnginePool) -> None:
+def test_equal_searches_around_user_code_are_made_twice(pool: EnginePool) -> None:
     row = IngestRow("by_code", Chunk("c1", "All of the hay."), embed_words("hay"))
 
     def write() -> None:
@@ -352,7 +352,7 @@ async def _written(store: Any, row: IngestRow) -> None:
         pass
 
 
-def test_a_functions_own_error_passes_through(pool: EnginePool) -> None:
+def test_function_error_reaches_the_caller_unchanged(pool: EnginePool) -> None:
     def fail(x: str) -> str:
         raise KeyError(x)
 
@@ -361,7 +361,7 @@ def test_a_functions_own_error_passes_through(pool: EnginePool) -> None:
         app.run({"x": "here"})
 
 
-def test_searches_of_the_web_and_tools_of_an_engine() -> None:
+def test_web_searches_and_engine_tools_run_in_workflows() -> None:
     ordered: list[str] = []
 
     def order(text: str) -> str:
@@ -397,13 +397,13 @@ def test_an_engines_error_names_the_component() -> None:
         assert error.value.primitive == "a.prefilling" and app.run({"x": "good"}).answer
 
 
-def test_a_deadline(pool: EnginePool) -> None:
+def test_passed_deadline_raises_query_timeout(pool: EnginePool) -> None:
     app = Workflow("late", Function("sleep", lambda x: time.sleep(x))).deploy(pool)
     with pytest.raises(QueryTimeout):
         app.run({"x": 0.5}, deadline_s=0.05)
 
 
-async def test_who_is_cancelled_cancels_the_query(pool: EnginePool) -> None:
+async def test_cancelled_caller_cancels_its_query(pool: EnginePool) -> None:
     app = Workflow("given_up", Function("sleep", lambda x: time.sleep(x)) >> Generation("a", "{sleep}")).deploy(pool)
     task = asyncio.create_task(app.arun({"x": 0.2}))
     await asyncio.sleep(0.05)
@@ -418,7 +418,7 @@ async def test_who_is_cancelled_cancels_the_query(pool: EnginePool) -> None:
         await running
 
 
-def test_terms(pool: EnginePool) -> None:
+def test_run_terms_are_applied_and_checked(pool: EnginePool) -> None:
     app = Workflow("terms", Generation("a", "{x}")).deploy(pool, name="named")
     assert pool.deployments["named"] is app
     assert app.run({"x": "x"}).trace.app == "named"  # type: ignore[union-attr]
@@ -429,7 +429,7 @@ def test_terms(pool: EnginePool) -> None:
         app.run({"x": "x"}, deadline_s="soon")
 
 
-def test_a_workflow_that_does_not_fit_the_pool(pool: EnginePool) -> None:
+def test_deploying_to_an_unsuitable_pool_raises(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="component 'a': unknown engine 'lm'; known: embedder, llm"):
         Workflow("unfit", Generation("a", "{x}", engine="lm")).deploy(pool)
     with pytest.raises(RegistrationError, match="component 'a': engine 'store' does no prefilling"):
@@ -444,7 +444,7 @@ def test_a_workflow_that_does_not_fit_the_pool(pool: EnginePool) -> None:
 # ------------------------------------------------------------ seen
 
 
-def test_it_explains_itself(pool: EnginePool) -> None:
+def test_explain_shows_parts_plan_and_diagram(pool: EnginePool) -> None:
     with EnginePool.local(engines(rtx3090())) as timed:
         app = advanced_rag("explained").deploy(timed)
         text = app.explain(GIVEN, details=True)
@@ -453,7 +453,7 @@ def test_it_explains_itself(pool: EnginePool) -> None:
     assert "INGESTION@store" in str(app.plan(GIVEN).graph) and "QUERY" not in str(app.workflow)
 
 
-def test_in_virtual_time() -> None:
+def test_passes_make_a_workflow_faster_in_virtual_time() -> None:
     async def main() -> tuple[Any, Any]:
         async with EnginePool.on_this_loop(engines(rtx3090())) as pool:
             long = " ".join(f"Paragraph {i} says what paragraph {i - 1} does not say." for i in range(1500))
