@@ -69,7 +69,9 @@ G = Grant
         ([card(0, 80), card(1, 60)], [llm(cards=2), small()], [G("cuda:0,1", 0.67), G("cuda:0")]),
     ],
 )
-def test_the_rule(cards: list[Card], demands: list[Demand], grants: list[Grant]) -> None:
+def test_allot_returns_the_expected_grant_for_each_demand(
+    cards: list[Card], demands: list[Demand], grants: list[Grant]
+) -> None:
     assert list(allot(demands, cards)) == grants
 
 
@@ -94,7 +96,7 @@ def test_the_rule(cards: list[Card], demands: list[Demand], grants: list[Grant])
         ([card(free=30)], [llm(share=0.5), small()], EngineUnavailable, ["42.0 GiB", "30.0 of them free"]),
     ],
 )
-def test_what_does_not_fit_is_said_with_its_figures(
+def test_demand_that_does_not_fit_raises_error_with_figures(
     cards: list[Card], demands: list[Demand], kind: type[Exception], says: list[str]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -103,14 +105,14 @@ def test_what_does_not_fit_is_said_with_its_figures(
     assert caught.value.hint  # type: ignore[attr-defined]
 
 
-def test_who_comes_first_in_a_pool_does_not_matter() -> None:
+def test_order_of_demands_does_not_change_the_grants() -> None:
     demands = [llm(), small(), small("reranker", 6), small("fixed", 2, device="cuda:1")]
     forth = allot(demands, TWO)
     assert allot(demands[::-1], TWO) == forth[::-1]
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(0, None), (1, None), (2, None), (0.5, 0.46), (0.25, 0.23)])
-def test_parts_of_a_gpu_are_shares_of_its_memory(gpus: float, share: float | None) -> None:
+def test_fractional_gpus_become_shares_of_gpu_memory(gpus: float, share: float | None) -> None:
     assert share_of(gpus) == share
     if share is not None:
         assert share / gpus == pytest.approx(1 - KEPT_FREE, abs=0.01), "together they leave what one would"

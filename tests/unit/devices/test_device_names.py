@@ -28,7 +28,7 @@ from teola_plugin.passes import PassContext
         ("database", "database"),
     ],
 )
-def test_a_device_has_one_name(said: str, name: str) -> None:
+def test_device_spellings_normalize_to_one_name(said: str, name: str) -> None:
     assert normalize(said) == name == normalize(name)
     assert EngineProfile(device=said).device == name
 
@@ -53,13 +53,13 @@ def test_a_device_has_one_name(said: str, name: str) -> None:
         ("", "cuda:0", False),
     ],
 )
-def test_passes_know_who_disturbs_whom(one: str, other: str, shared: bool) -> None:
+def test_engines_on_shared_hardware_do_not_overlap(one: str, other: str, shared: bool) -> None:
     assert share_hardware(one, other) is share_hardware(other, one) is shared
     context = PassContext({"a": EngineProfile(device=one), "b": EngineProfile(device=other)})
     assert context.overlap("a", "b") is not shared
 
 
-def test_hardware_belongs_to_its_node_and_a_server_to_nobody() -> None:
+def test_on_host_adds_the_node_to_hardware_not_to_servers() -> None:
     assert on_host("cuda", "n1") == "cuda:0@n1" and on_host("cpu:0-1", "n1") == "cpu:0,1@n1"
     assert on_host("", "n1") == "" and on_host("http://a/v1", "n1") == "http://a/v1"
     assert on_host("cuda:0@n0", "n1") == "cuda:0@n0"
