@@ -15,35 +15,35 @@ from teola_plugin.graph.primitive import ATTRIBUTES, NOTHING_SAID
 K = PrimitiveKind
 
 
-def test_nothing_is_said_by_default() -> None:
+def test_default_attributes_have_no_non_default_items() -> None:
     assert list(NOTHING_SAID.non_default_items()) == [] and Attributes() == NOTHING_SAID
     assert {known.name for known in fields(Attributes)} == ATTRIBUTES
 
 
-def test_a_false_fact_is_said() -> None:
+def test_false_and_zero_values_are_non_default_items() -> None:
     assert list(Attributes(lookahead=False, k=0).non_default_items()) == [("k", 0), ("lookahead", False)]
 
 
-def test_a_copy_with_other_values() -> None:
+def test_with_returns_changed_copy_and_rejects_unknown_names() -> None:
     said = Attributes(k=3, items="json")
     assert said.with_(k=4, grow=True) == Attributes(k=4, items="json", grow=True) and said.k == 3
     with pytest.raises(KeyError):
         said.with_(unknown=1)
 
 
-def test_the_text_shows_attributes_in_their_order_then_options() -> None:
+def test_formatted_primitive_shows_attributes_before_options() -> None:
     said = Attributes(stream_items=("m", "n"), collection="docs", k=3, grow=True)
     p = Primitive("p", K.SEARCHING, "store", attributes=said, options=(("mine", 1),))
     shown = "{collection=docs, k=3, stream_items=m, stream_items=n, grow=True, mine=1}"
     assert format_primitive(p) == f"%p = SEARCHING@store() {shown}"
 
 
-def test_instances_stream_to_the_holders_of_their_own() -> None:
+def test_renamed_primitive_streams_items_to_renamed_holders() -> None:
     p = Primitive("d", K.DECODING, "llm", attributes=Attributes(items="json", stream_items=("m", "other")))
     assert p.rename({"m": "x/m"}, {}).attributes == Attributes(items="json", stream_items=("x/m", "other"))
 
 
-def test_components_hand_both_on() -> None:
+def test_component_passes_attributes_and_options_to_primitives() -> None:
     said, own = Attributes(collection="docs"), (("mine", True),)
     one = Component("s", Role.RETRIEVAL, named(query=Ref("$input")), "store", "embedder", attributes=said, options=own)
     searching = build_pgraph(Template((one,), Ref("s")))["s.searching"]
@@ -51,7 +51,7 @@ def test_components_hand_both_on() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(ATTRIBUTES))
-def test_an_option_with_the_name_of_an_attribute_is_refused(key: str) -> None:
+def test_option_named_like_an_attribute_raises_graph_error(key: str) -> None:
     p = Primitive("p", K.CALL, options=(("mine", 1), (key, "value")))
     with pytest.raises(GraphError, match=rf"says '{key}' as an option") as caught:
         Graph([p], Ref("p"))

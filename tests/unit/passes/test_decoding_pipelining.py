@@ -45,12 +45,12 @@ def body_with(component: Component) -> Template:
     return Template((component,), Ref(component.name))
 
 
-def test_advanced_rag(golden: Golden) -> None:
+def test_advanced_rag_graph_matches_golden_file(golden: Golden) -> None:
     before = PruneDependencies().run(build_pgraph(advanced_rag()), CONTEXT)
     golden("decoding_pipelining/advanced_rag", before, PIPELINE.run(before, CONTEXT))
 
 
-def test_instances_of_a_map_start_item_by_item() -> None:
+def test_map_instances_start_as_each_item_is_decoded() -> None:
     after = PIPELINE.run(graph_of(mapped()), CONTEXT)
     assert after["d#0"].inputs == named(p=Ref("lead")) and after["d#0"].item == 0
     assert after["d#1"].inputs == named(previous=Ref("d#0")) and after["d#1"].kind is K.PARTIAL_DECODING
@@ -61,7 +61,7 @@ def test_instances_of_a_map_start_item_by_item() -> None:
     assert after["m.verify"].inputs == named(actual=Ref("list"), predicted0=Ref("d#0"), predicted1=Ref("d#1"))
 
 
-def test_early_reads_wait_for_earlier_writers(golden: Golden) -> None:
+def test_prefetched_reads_wait_for_earlier_writers(golden: Golden) -> None:
     write = call("write", effects=(WRITES,))
     before = graph_of(write, mapped(after=("write",)))
     after = PIPELINE.run(before, CONTEXT)
@@ -70,7 +70,7 @@ def test_early_reads_wait_for_earlier_writers(golden: Golden) -> None:
     golden("decoding_pipelining/after_a_writer", before, after)
 
 
-def test_a_capture_is_waited_for_only_where_it_is_read() -> None:
+def test_map_instance_waits_only_for_captures_that_it_reads() -> None:
     writer, reader = call("write", effects=(WRITES,)), call("shared", "write")
     inputs = named(items=Ref("list"), shared=Ref("shared"))
     unread = PIPELINE.run(graph_of(writer, reader, mapped(retrieval_body(VALIDATED)).with_(inputs=inputs)), CONTEXT)
@@ -86,14 +86,14 @@ def test_a_capture_is_waited_for_only_where_it_is_read() -> None:
     assert read["m[0]/hits.searching"].after == (), "it waits for the writer through what it reads"
 
 
-def test_captures_are_bound() -> None:
+def test_map_instances_read_captured_inputs() -> None:
     one = Component("s", Role.RERANKING, named(query=Ref("$question"), documents=Ref("$item")), "reranker")
     m = mapped(body_with(one)).with_(inputs=(*named(items=Ref("list")), *named(question=QUESTION)))
     after = PIPELINE.run(graph_of(m), CONTEXT)
     assert after["m[0]/s"].inputs == named(query=QUESTION, documents=Ref("d#0"))
 
 
-def test_user_code_may_make_the_list() -> None:
+def test_list_from_user_code_pipelines_validated_searches_only() -> None:
     """The prediction is checked against what it makes; only a search must not overtake what it might write."""
     user = call("list", "d", kind=K.OPAQUE, effects=(UNKNOWN_EFFECT,))
     assert "m[0]/hits.searching" in PIPELINE.run(graph_of(mapped(retrieval_body(VALIDATED)), maker=user), CONTEXT)
@@ -101,7 +101,7 @@ def test_user_code_may_make_the_list() -> None:
     assert PIPELINE.run(unsafe, CONTEXT) is unsafe
 
 
-def test_a_writer_behind_the_list_is_waited_for_too() -> None:
+def test_prefetched_search_waits_for_writer_before_the_list() -> None:
     """The MAP waits for it through its items; the early instances do not read those."""
     write = call("write", effects=(WRITES,))
     user = call("list", "d", after=("write",), kind=K.OPAQUE, effects=(UNKNOWN_EFFECT,))
@@ -109,13 +109,13 @@ def test_a_writer_behind_the_list_is_waited_for_too() -> None:
     assert after["m"].after == () and after["m[0]/hits.searching"].after == ("write",)
 
 
-def test_each_item_may_be_answered_by_the_pools_own_model() -> None:
+def test_map_of_generations_on_a_pool_model_is_pipelined() -> None:
     asks = mapped(body_with(Component("g", Role.GENERATION, named(x=Ref("$item")), "llm")))
     after = PIPELINE.run(graph_of(asks), CONTEXT)
     assert after["m[1]/g.prefilling"].inputs == named(x=Ref("d#1")) and after["m[1]/g.decoding"].speculative
 
 
-def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
+def test_map_of_unknown_width_grows_at_run_time(golden: Golden) -> None:
     before = graph_of(mapped(), size=None)
     after = PIPELINE.run(before, CONTEXT)
     assert after["d"].attributes.stream_items == ("m",) and after["m"].attributes.grow is True
@@ -124,7 +124,7 @@ def test_unknown_width_grows_at_run_time(golden: Golden) -> None:
     golden("decoding_pipelining/unknown_width", before, after)
 
 
-def test_batchable_readers_get_single_requests(golden: Golden) -> None:
+def test_batchable_readers_are_split_into_requests_per_item(golden: Golden) -> None:
     search = Primitive(
         "s", K.SEARCHING, "store", named(vectors=Ref("e")), effects=(READS,), batchable=True, attributes=Attributes(k=4)
     )
@@ -136,7 +136,7 @@ def test_batchable_readers_get_single_requests(golden: Golden) -> None:
     golden("decoding_pipelining/batchable_readers", before, after)
 
 
-def test_must_not_fire() -> None:
+def test_pass_leaves_ineligible_graphs_unchanged() -> None:
     graph = graph_of(mapped())
     assert PIPELINE.run(graph, PassContext(PROFILES, "off")) is graph
     assert PIPELINE.run(graph, PassContext({"llm": PROFILES["llm"]})) is graph, "the embedder is the user's own"
@@ -153,14 +153,14 @@ def test_must_not_fire() -> None:
     assert PIPELINE.run(writes, CONTEXT) is writes
 
 
-def test_done_once() -> None:
+def test_second_run_of_the_pass_changes_nothing() -> None:
     for graph in (graph_of(mapped()), graph_of(embedding()), graph_of(mapped(), embedding())):
         once = PIPELINE.run(graph, CONTEXT)
         assert once is not graph
         assert PIPELINE.run(once, CONTEXT) is once
 
 
-def test_what_became_of_the_items_is_no_list_of_them() -> None:
+def test_result_of_user_code_over_hits_is_not_predicted() -> None:
     """A union lambda reads the whole state, the questions too; what it makes of the hits is not predicted."""
     union = Primitive("union", K.OPAQUE, inputs=named(queries=Ref("list"), hits=Ref("m")), effects=(UNKNOWN_EFFECT,))
     rerank = Primitive("rerank", K.RERANKING, "reranker", named(texts=Ref("union"), query=QUESTION), batchable=True)

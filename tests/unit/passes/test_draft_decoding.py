@@ -25,34 +25,34 @@ def drafts(graph: Graph) -> dict[str, tuple[str, ...]]:
     return {p.id: tuple(map(str, p.attributes.drafts)) for p in graph if p.attributes.drafts}
 
 
-def test_advanced_rag(golden: Golden) -> None:
+def test_advanced_rag_graph_matches_golden_file(golden: Golden) -> None:
     before = build_pgraph(advanced_rag())
     golden("draft_decoding/advanced_rag", before, DRAFTS.run(before, TAKES))
 
 
-def test_a_refinement_may_repeat_the_answer_before_it() -> None:
+def test_refine_prompt_gets_the_previous_answer_as_draft() -> None:
     graph = Graph([*answered("first"), *answered("second", existing=Ref("first"))], Ref("second"))
     assert drafts(DRAFTS.run(graph, TAKES)) == {"second.p": ("existing",)}
 
 
-def test_what_a_parser_makes_of_an_answer_is_one() -> None:
+def test_parsed_answer_serves_as_a_draft() -> None:
     parsed = Primitive("parsed", K.CALL, inputs=named(text=Ref("first")), call="parse")
     graph = Graph([*answered("first"), parsed, *answered("second", existing=Ref("parsed"))], Ref("second"))
     assert drafts(DRAFTS.run(graph, TAKES)) == {"second.p": ("existing",)}
 
 
-def test_the_last_answer_of_a_prompt_goes_first() -> None:
+def test_latest_answer_is_first_among_drafts() -> None:
     three = [*answered("a"), *answered("b"), *answered("c", one=Ref("a"), other=Ref("b"))]
     assert drafts(DRAFTS.run(Graph(three, Ref("c")), TAKES)) == {"c.p": ("other", "one")}
 
 
 @pytest.mark.parametrize("context", [CONTEXT, PassContext({})], ids=["takes none", "unknown"])
-def test_an_engine_that_takes_no_drafts_gets_none(context: PassContext) -> None:
+def test_engine_without_draft_support_gets_no_drafts(context: PassContext) -> None:
     graph = Graph([*answered("first"), *answered("second", existing=Ref("first"))], Ref("second"))
     assert DRAFTS.run(graph, context) is graph
 
 
-def test_what_no_model_wrote_is_no_answer() -> None:
+def test_search_result_is_not_used_as_a_draft() -> None:
     search = Primitive("search", K.SEARCHING, "store", named(vectors=Ref("$input", ("vector",))), size=1)
     graph = Graph([search, *answered("first", context=Ref("search"))], Ref("first"))
     assert DRAFTS.run(graph, TAKES) is graph
@@ -62,7 +62,7 @@ def test_what_no_model_wrote_is_no_answer() -> None:
     ("items", "first"),
     [("numbered", '"1. …\\n2. …'), ("lines", '"1. …'), ("markdown", '"- …'), ("choices", '"[\\n    {'), ("json", "")],
 )
-def test_a_list_may_repeat_what_stands_between_its_items(items: str, first: str) -> None:
+def test_list_format_gives_drafts_of_text_between_items(items: str, first: str) -> None:
     lead, decoding = answered("queries")
     graph = Graph([lead.with_(attributes=Attributes(items=items)), decoding], Ref("queries"))
     [shown] = drafts(DRAFTS.run(graph, TAKES)).values() or [()]
@@ -70,7 +70,7 @@ def test_a_list_may_repeat_what_stands_between_its_items(items: str, first: str)
     assert all(len(one) <= 60 for one in shown)
 
 
-def test_what_the_tracer_knows_of_an_answer_goes_behind_earlier_ones() -> None:
+def test_known_answer_forms_are_drafts_after_earlier_answers() -> None:
     forms = tuple(DraftText("its labels", text=word + GAP) for word in ("YES", "NO"))
     lead, decoding = answered("second", existing=Ref("first"))
     said = Attributes(items="lines", forms=forms)
@@ -84,7 +84,7 @@ def test_what_the_tracer_knows_of_an_answer_goes_behind_earlier_ones() -> None:
     ]
 
 
-def test_in_the_whole_pipeline_a_split_prompt_keeps_its_draft() -> None:
+def test_split_prompt_keeps_its_draft_in_the_full_pipeline() -> None:
     found = PassPipeline(DEFAULT_PASSES).run(build_pgraph(advanced_rag()), TAKES)
     named_ = drafts(found.graph)
     assert named_ and set(named_.values()) == {("existing_answer",)}

@@ -68,7 +68,7 @@ class Textual:
 SMALL = Graph([call("a")], Ref("a"))
 
 
-def test_all_four_passes_show_in_advanced_rag(golden: Golden) -> None:
+def test_all_four_passes_fire_on_advanced_rag(golden: Golden) -> None:
     before = build_pgraph(advanced_rag())
     made = default_pipeline().run(before, CONTEXT)
     paper = ("stage-decomposition", "prefilling-split", "decoding-pipelining")
@@ -78,12 +78,12 @@ def test_all_four_passes_show_in_advanced_rag(golden: Golden) -> None:
     golden("pipeline/advanced_rag", before, made.graph)
 
 
-def test_the_result_is_a_fixed_point() -> None:
+def test_pipeline_result_is_a_fixed_point() -> None:
     made = default_pipeline().run(build_pgraph(advanced_rag()), CONTEXT).graph
     assert default_pipeline().run(made, CONTEXT).graph is made
 
 
-def test_stages_of_stages_stand_for_their_writes() -> None:
+def test_later_write_waits_for_the_end_of_nested_stages() -> None:
     """Embedded in twos, stored one by one; a second write waits for the end of the first, which stands for it all."""
     source, write = Ref(INPUT), (Effect("a", writes=True),)
     once = {"kind": K.INGESTION, "engine": "store", "batchable": True, "effects": write}
@@ -102,7 +102,7 @@ def test_stages_of_stages_stand_for_their_writes() -> None:
     assert default_pipeline().run(made, context).graph is made
 
 
-def test_reports_reach_the_observer() -> None:
+def test_observer_receives_every_pass_report() -> None:
     seen: list[PassReport] = []
     made = default_pipeline(seen.append).run(build_pgraph(advanced_rag()), CONTEXT)
     assert tuple(seen) == made.reports
@@ -110,22 +110,22 @@ def test_reports_reach_the_observer() -> None:
     assert all(a.after is b.before for a, b in pairwise(seen))
 
 
-def test_a_pass_that_is_applied_once_may_stand_alone() -> None:
+def test_one_time_pass_runs_alone_in_a_pipeline() -> None:
     graph = build_pgraph(advanced_rag())
     made = PassPipeline((PruneDependencies(),)).run(graph, CONTEXT)
     assert [r.fired for r in made.reports] == [True]
     assert made.graph == PruneDependencies().run(graph, CONTEXT)
 
 
-def test_no_passes_no_change() -> None:
+def test_empty_pipeline_returns_the_same_graph() -> None:
     assert PassPipeline().run(SMALL, CONTEXT).graph is SMALL
 
 
-def test_an_equal_copy_is_no_change() -> None:
+def test_pass_that_returns_an_equal_copy_changes_nothing() -> None:
     assert PassPipeline((Copying(),)).run(SMALL, CONTEXT).graph is SMALL
 
 
-def test_a_pass_that_fails_is_named() -> None:
+def test_failing_pass_raises_pass_error_with_its_name() -> None:
     with pytest.raises(PassError, match=r"'broken'.*nowhere") as caught:
         PassPipeline((PruneDependencies(), Broken())).run(SMALL, CONTEXT)
     assert caught.value.pass_name == "broken" and isinstance(caught.value.__cause__, GraphError)
@@ -133,12 +133,12 @@ def test_a_pass_that_fails_is_named() -> None:
         PassPipeline((Textual(),)).run(SMALL, CONTEXT)
 
 
-def test_passes_that_never_agree() -> None:
+def test_passes_that_never_settle_raise_pass_error() -> None:
     with pytest.raises(PassError, match=r"did not settle in 3 rounds.*'restless'"):
         PassPipeline((PruneDependencies(), Restless()), max_rounds=3).run(SMALL, CONTEXT)
 
 
-def test_names() -> None:
+def test_pass_names_resolve_and_unknown_names_raise() -> None:
     assert find_pass("prune-dependencies") == PruneDependencies()
     assert resolve_passes([Restless(), "prefilling-split"])[1].name == "prefilling-split"
     assert {"stage-decomposition", "decoding-pipelining"} <= set(known_passes())
@@ -149,7 +149,7 @@ def test_names() -> None:
     assert isinstance(Restless(), Pass)
 
 
-def test_passes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_entry_points_are_loaded_or_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {name: EntryPoint(name, f"{__name__}:{value}", registry.GROUP) for name, value in
             {"restless": "Restless", "small": "SMALL", "gone": "Gone"}.items()}  # fmt: skip
     monkeypatch.setattr(registry, "_entry_points", lambda: here)
@@ -160,7 +160,7 @@ def test_passes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         find_pass("small")
 
 
-def test_cache_hits_and_misses() -> None:
+def test_graph_cache_counts_hits_and_misses() -> None:
     cache, template = GraphCache(default_pipeline()), advanced_rag()
     first = cache.optimised(template, {"index": 300}, CONTEXT)
     assert cache.optimised(template, {"index": 300}, CONTEXT) is first
@@ -175,7 +175,7 @@ def test_cache_hits_and_misses() -> None:
     assert len([p for p in first.graph if p.kind is K.INGESTION]) == 3
 
 
-def test_cache_forgets_the_least_recently_used() -> None:
+def test_graph_cache_evicts_the_least_recently_used_plan() -> None:
     cache, template = GraphCache(default_pipeline(), capacity=2), advanced_rag()
     one, two = (cache.optimised(template, {"index": n}, CONTEXT) for n in (1, 2))
     assert cache.optimised(template, {"index": 1}, CONTEXT) is one
@@ -185,14 +185,14 @@ def test_cache_forgets_the_least_recently_used() -> None:
     assert cache.optimised(template, {"index": 2}, CONTEXT) is not two
 
 
-def test_cache_from_many_threads_gives_one_graph() -> None:
+def test_graph_cache_returns_one_graph_to_many_threads() -> None:
     cache, template = GraphCache(default_pipeline()), advanced_rag()
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(lambda _: cache.optimised(template, None, CONTEXT), range(64)))
     assert all(one is made[0] for one in made) and cache.hits + cache.misses == 64
 
 
-def test_estimates() -> None:
+def test_ready_times_follow_the_engine_profiles() -> None:
     embed = Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input")), size=15)
     search = Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1)
     graph = Graph([embed, search, call("c", "s"), Primitive("u", K.EMBEDDING, "unknown")], Ref("c"))

@@ -70,7 +70,7 @@ def template(*options: tuple[str, Any], filter: Any = ()) -> WorkflowTemplate:
     return WorkflowTemplate((one,), Ref("s"))
 
 
-def test_options_that_are_equal_but_of_other_types_are_planned_apart() -> None:
+def test_equal_options_of_different_types_are_planned_apart() -> None:
     cache = GraphCache(default_pipeline())
     filters: list[Any] = [True, 1, 1.0, (True,), (1,), OneOf((1,)), OneOf((True,))]
     filters += [frozenset({1}), frozenset({True})]
@@ -82,7 +82,7 @@ def test_options_that_are_equal_but_of_other_types_are_planned_apart() -> None:
     assert cache.misses == 2 * len(filters)
 
 
-def test_templates_whose_options_cannot_be_compared_are_the_same_as_themselves_only() -> None:
+def test_templates_with_incomparable_options_share_no_plan() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
             return True
@@ -97,7 +97,7 @@ def test_templates_whose_options_cannot_be_compared_are_the_same_as_themselves_o
         assert cache.optimised(one, None, PassContext()) is not cache.optimised(other, None, PassContext())
 
 
-def test_large_plans_leave_room_for_fewer_of_them() -> None:
+def test_plan_cache_holds_fewer_plans_if_they_are_large() -> None:
     parts = tuple(Component(f"c{i}", Role.CALL) for i in range(10))
     cache = GraphCache(PassPipeline(), max_primitives=25)
     for i in range(9):
@@ -107,7 +107,7 @@ def test_large_plans_leave_room_for_fewer_of_them() -> None:
     assert len(cache) == 0
 
 
-def test_a_pool_keeps_the_plans_of_a_few_pipelines_only() -> None:
+def test_pool_keeps_plan_caches_of_a_few_pipelines_only() -> None:
     with EnginePool.local(engines=engines()) as pool:
         for i in range(40):
             pool.plan(template(), passes=("stage-decomposition",) * i)

@@ -65,12 +65,12 @@ def planned(template: WorkflowTemplate) -> Optimised:
 
 
 @pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
-def test_planning_costs_what_the_width_is(wide: object) -> None:
+def test_planning_cost_is_linear_in_width(wide: object) -> None:
     assert len(planned(wide(20)).graph) > 40  # type: ignore[operator]
     assert growth(lambda n: planned(wide(n)), 40) < LINEAR  # type: ignore[operator]
 
 
-def test_prompts_of_many_instances_are_split_in_one_walk() -> None:
+def test_prefilling_split_cost_is_linear_in_instances() -> None:
     def split(width: int) -> PassReport:
         reports = planned(listed(width)).reports
         return next(r for r in reports if r.pass_name == PrefillingSplit.name and len(r.before) > 2 * width)
@@ -82,12 +82,12 @@ def test_prompts_of_many_instances_are_split_in_one_walk() -> None:
 
 
 @pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
-def test_what_is_wanted_of_each_is_found_in_one_walk(wide: object) -> None:
+def test_objective_deduction_cost_is_linear_in_width(wide: object) -> None:
     graphs = {n: planned(wide(n)).graph for n in (2, 40, 160)}  # type: ignore[operator]
     assert growth(lambda n: deduce_objectives(graphs[n]), 40) < LINEAR
 
 
-def test_a_plan_keeps_no_sets_that_grow_with_the_square() -> None:
+def test_plan_keeps_no_ancestor_sets_of_quadratic_size() -> None:
     made = planned(listed(20))
     graphs: list[Graph] = [made.graph, *(g for report in made.reports for g in (report.before, report.after))]
     assert not any(name in vars(g) for g in graphs for name in ("bits", "above", "ancestors"))

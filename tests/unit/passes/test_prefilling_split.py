@@ -38,13 +38,13 @@ def partials(graph: Graph) -> list[int]:
     return [len(p.prompt) for p in graph if p.kind is K.PARTIAL_PREFILLING]
 
 
-def test_advanced_rag(golden: Golden) -> None:
+def test_advanced_rag_graph_matches_golden_file(golden: Golden) -> None:
     before = PruneDependencies().run(build_pgraph(advanced_rag()), CONTEXT)
     golden("prefilling_split/advanced_rag", before, SPLIT.run(before, CONTEXT))
 
 
 @pytest.mark.parametrize("context", [CONTEXT, UNMEASURED], ids=["measured", "unmeasured"])
-def test_what_is_ready_goes_ahead(context: PassContext) -> None:
+def test_ready_prompt_prefix_becomes_a_partial_prefilling(context: PassContext) -> None:
     after = SPLIT.run(graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), context)
     partial, full = after["p.partial#0"], after["p"]
     assert partial.prompt == (LITERAL, V("question")) and partial.inputs == named(question=QUESTION)
@@ -53,7 +53,7 @@ def test_what_is_ready_goes_ahead(context: PassContext) -> None:
     assert full.kind is K.FULL_PREFILLING and len(full.prompt) == 3 and len(full.inputs) == 2
 
 
-def test_a_warm_up_waits_for_a_pause_only_where_one_is_expected() -> None:
+def test_warm_up_waits_for_idle_only_where_idle_is_expected() -> None:
     """Before a retrieval's end the LLM has nothing to do; between two refine calls it never pauses."""
     after = SPLIT.run(
         graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search")), UNMEASURED
@@ -70,12 +70,12 @@ def test_a_warm_up_waits_for_a_pause_only_where_one_is_expected() -> None:
     assert after["r.partial#0"].attributes.when == ""
 
 
-def test_a_literal_in_front_is_ready_at_once() -> None:
+def test_leading_literal_is_prefilled_at_once() -> None:
     after = SPLIT.run(graph_of(LITERAL, V("context"), V("question"), question=QUESTION, context=Ref("search")), CONTEXT)
     assert partials(after) == [1], "the question stands behind the context"
 
 
-def test_as_many_partials_as_there_are_times() -> None:
+def test_prompt_has_one_partial_prefilling_per_ready_time() -> None:
     prompt = (LITERAL, V("vector"), LITERAL, V("hits", 99), V("question"))
     after = SPLIT.run(graph_of(*prompt, vector=Ref("embed"), hits=Ref("search"), question=QUESTION), CONTEXT)
     assert partials(after) == [1, 3]
@@ -83,13 +83,13 @@ def test_as_many_partials_as_there_are_times() -> None:
     assert after["p"].after == ("p.partial#1",)
 
 
-def test_a_short_run_joins_the_next() -> None:
+def test_short_prompt_run_joins_the_next_partial() -> None:
     prompt = (SHORT, V("vector", 60), V("hits", 99))
     after = SPLIT.run(graph_of(*prompt, vector=Ref("embed"), hits=Ref("search")), CONTEXT)
     assert partials(after) == [2]
 
 
-def test_the_rest_may_be_on_the_same_engine() -> None:
+def test_refine_prompt_is_split_on_the_same_engine() -> None:
     """A refine call: the engine prefills beside the decoding of the previous answer."""
     first = graph_of(LITERAL, V("question"), question=QUESTION)
     refine = Primitive(
@@ -103,7 +103,7 @@ def test_the_rest_may_be_on_the_same_engine() -> None:
     assert partials(after) == [2]
 
 
-def test_must_not_fire() -> None:
+def test_pass_leaves_ineligible_graphs_unchanged() -> None:
     good = (LITERAL, V("question"), V("context"))
     graph = graph_of(*good, question=QUESTION, context=Ref("search"))
     without = PassContext({**PROFILES, "llm": replace(PROFILES["llm"], prefix_caching=False)})
@@ -118,13 +118,13 @@ def test_must_not_fire() -> None:
     assert SPLIT.run(last, CONTEXT) is last, "the latest part comes first"
 
 
-def test_client_code_alone_is_no_gap() -> None:
+def test_prompt_that_waits_for_client_code_only_is_not_split() -> None:
     p = Primitive("p", K.PREFILLING, "llm", named(x=Ref("f")), prompt=(LITERAL, V("x")))
     graph = Graph([call("f", "$input"), p], Ref("p"))
     assert SPLIT.run(graph, CONTEXT) is graph
 
 
-def test_without_measurements_the_run_must_not_wait_for_anything_of_its_own() -> None:
+def test_prefix_with_its_own_dependency_is_split_only_if_measured() -> None:
     other = Primitive("other", K.EMBEDDING, "embedder", named(texts=QUESTION), size=1)
     p = Primitive("p", K.PREFILLING, "llm", named(a=Ref("other"), hits=Ref("search")), prompt=(V("a", 99), V("hits")))
     graph = Graph([EMBED, SEARCH, other, p], Ref("p"))
@@ -132,14 +132,14 @@ def test_without_measurements_the_run_must_not_wait_for_anything_of_its_own() ->
     assert partials(SPLIT.run(graph, CONTEXT)) == [1], "measured, one is known to be ready before the other"
 
 
-def test_done_once() -> None:
+def test_second_run_of_the_pass_changes_nothing() -> None:
     graph = graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search"))
     once = SPLIT.run(graph, CONTEXT)
     assert once is not graph
     assert SPLIT.run(once, CONTEXT) is once
 
 
-def test_inside_a_fold_only_the_carried_value_is_late() -> None:
+def test_fold_prompt_is_prefilled_up_to_the_carried_value() -> None:
     """A refine over passages: each prompt is prefilled up to the previous answer while that is being decoded."""
     refine = Primitive(
         "r",
@@ -201,13 +201,13 @@ def graded_graph() -> Graph:
     )
 
 
-def test_an_engine_that_works_on_the_items_of_a_list_does_not_pause() -> None:
+def test_warm_up_of_a_busy_list_engine_does_not_wait() -> None:
     after = PassPipeline((SPLIT,)).run(graded_graph(), CONTEXT).graph
     assert after["p.partial#0"].attributes.when == ""
     assert after["p"].attributes.grows_with == "m"
 
 
-def test_a_prompt_says_which_list_it_grows_with() -> None:
+def test_prompt_names_the_list_it_grows_with() -> None:
     after = PassPipeline((SPLIT, DecodingPipelining())).run(growing_graph(), CONTEXT).graph
     assert after["p"].attributes.grows_with == "m" and after["w"].attributes.grows_with == ""
     (found,) = growths(after)
@@ -215,7 +215,7 @@ def test_a_prompt_says_which_list_it_grows_with() -> None:
 
 
 @pytest.mark.parametrize("why", ["user code lies between", "the engine takes turns", "no prefixes are kept", "no list"])
-def test_where_a_prompt_does_not_grow(why: str) -> None:
+def test_prompt_does_not_grow_in_unsuitable_cases(why: str) -> None:
     changes = {"the engine takes turns": {"interference": 1.0}, "no prefixes are kept": {"prefix_caching": False}}
     context = PassContext({**PROFILES, "llm": replace(PROFILES["llm"], **changes.get(why, {}))})  # type: ignore[arg-type]
     before = growing_graph(K.OPAQUE if why.startswith("user code") else K.CALL)

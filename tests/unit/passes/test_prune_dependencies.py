@@ -26,12 +26,12 @@ def prune(*primitives: Primitive) -> Graph:
     return PRUNE.run(Graph(primitives, Ref(primitives[-1].id)), CONTEXT)
 
 
-def test_advanced_rag(golden: Golden) -> None:
+def test_advanced_rag_graph_matches_golden_file(golden: Golden) -> None:
     before = build_pgraph(advanced_rag())
     golden("prune_dependencies/advanced_rag", before, PRUNE.run(before, CONTEXT))
 
 
-def test_edges_beside_data_go() -> None:
+def test_order_edges_without_effects_are_removed() -> None:
     after = prune(call("a"), call("b", after=("a",)), call("c", "b", after=("b",)))
     assert after["b"].after == after["c"].after == ()
 
@@ -48,25 +48,25 @@ def test_conflicting_effects_keep_their_order() -> None:
     assert after["again"].after == ("write",), "two reads need no order, and the way to the writer is drawn directly"
 
 
-def test_an_edge_implied_by_data_goes_though_effects_conflict() -> None:
+def test_edge_implied_by_data_is_removed_despite_conflicts() -> None:
     after = prune(call("write", effects=(WRITES,)), call("read", "write", after=("write",), effects=(READS,)))
     assert after["read"].after == ()
 
 
-def test_kept_edges_are_reduced() -> None:
+def test_kept_order_edges_are_transitively_reduced() -> None:
     first, second = call("w1", effects=(WRITES,)), call("w2", after=("w1",), effects=(WRITES,))
     after = prune(first, second, call("read", after=("w1", "w2"), effects=(READS,)))
     assert after["read"].after == ("w2",)
 
 
-def test_user_code_waits_for_all_it_waited_for() -> None:
+def test_user_code_keeps_all_its_predecessors() -> None:
     opaque = call("user", after=("b",), kind=K.OPAQUE, effects=(UNKNOWN_EFFECT,))
     after = prune(call("a"), call("b", after=("a",)), opaque)
     assert after["b"].after == ()
     assert after["user"].after == ("b", "a"), "the edge from a to b is gone, the wait for a is not"
 
 
-def test_a_holder_of_user_code_waits_like_user_code() -> None:
+def test_holder_of_user_code_keeps_its_order_edges() -> None:
     body = WorkflowTemplate((Component("user", Role.TOOL, named(x=Ref("$item"))),), Ref("user"))
     template = WorkflowTemplate(
         (Component("a", Role.CALL), Component("each", Role.MAP, named(items=Ref("$input")), body=body)),
@@ -77,7 +77,7 @@ def test_a_holder_of_user_code_waits_like_user_code() -> None:
     assert PRUNE.run(graph, CONTEXT) is graph
 
 
-def test_pure_work_runs_ahead_of_user_code_but_searches_do_not() -> None:
+def test_only_pure_or_validated_work_overtakes_user_code() -> None:
     opaque = call("user", kind=K.OPAQUE, effects=(UNKNOWN_EFFECT,))
     after = prune(
         opaque,
@@ -92,14 +92,14 @@ def test_pure_work_runs_ahead_of_user_code_but_searches_do_not() -> None:
     assert after["checked"].after == (), "its result is checked against the collection's version"
 
 
-def test_the_end_of_stages_stands_for_their_effects() -> None:
+def test_aggregate_of_stages_carries_their_effects() -> None:
     stages = [call(f"ingest#{i}", kind=K.INGESTION, effects=(WRITES,)) for i in range(2)]
     end = Primitive("ingest", K.AGGREGATE, inputs=named(part0=Ref("ingest#0"), part1=Ref("ingest#1")), call="concat")
     graph = Graph([*stages, end, call("search", after=("ingest",), effects=(READS,))], Ref("search"))
     assert PRUNE.run(graph, CONTEXT) is graph
 
 
-def test_early_values_imply_nothing() -> None:
+def test_speculative_values_imply_no_order() -> None:
     """Early instances may be dropped at run time, and their order edges with them."""
     body = build_pgraph(retrieval_body())
     holder = build_pgraph(
@@ -112,7 +112,7 @@ def test_early_values_imply_nothing() -> None:
     assert PRUNE.run(graph, CONTEXT) is graph
 
 
-def test_partial_prefillings_stay_in_front() -> None:
+def test_partial_prefilling_keeps_its_order_edge() -> None:
     prompt = (PromptPart.literal("x" * 400), PromptPart.var("v"))
     graph = Graph(
         [
@@ -124,7 +124,7 @@ def test_partial_prefillings_stay_in_front() -> None:
     assert PRUNE.run(graph, CONTEXT) is graph
 
 
-def test_same_object_when_nothing_is_redundant() -> None:
+def test_pass_returns_same_graph_if_nothing_is_redundant() -> None:
     free = Graph([call("a"), call("b", "a")], Ref("b"))
     assert PRUNE.run(free, CONTEXT) is free
     needed = Graph([call("w", effects=(WRITES,)), call("r", after=("w",), effects=(READS,))], Ref("r"))

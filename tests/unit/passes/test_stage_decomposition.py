@@ -27,12 +27,12 @@ def reranking(size: int) -> Primitive:
     return Primitive("rerank", K.RERANKING, "reranker", inputs, batchable=True, size=size)
 
 
-def test_advanced_rag(golden: Golden) -> None:
+def test_advanced_rag_graph_matches_golden_file(golden: Golden) -> None:
     before = PruneDependencies().run(build_pgraph(advanced_rag()), CONTEXT)
     golden("stage_decomposition/advanced_rag", before, STAGES.run(before, CONTEXT))
 
 
-def test_pipelined_without_an_aggregate_when_nobody_reads_the_whole() -> None:
+def test_stages_need_no_aggregate_if_the_whole_is_unread() -> None:
     after = STAGES.run(Graph([CHUNKS, embedding(300), ingestion()], Ref("chunks")), CONTEXT)
     assert [p.id for p in after if p.id.startswith("embed")] == ["embed#0", "embed#1", "embed#2"]
     assert [p.size for p in after if p.id.startswith("ingest")] == [128, 128, 44]
@@ -42,7 +42,7 @@ def test_pipelined_without_an_aggregate_when_nobody_reads_the_whole() -> None:
     assert all(after[f"ingest#{i}"].effects == (WRITES,) for i in range(3))
 
 
-def test_aggregate_for_readers_and_for_order(golden: Golden) -> None:
+def test_aggregate_is_added_for_readers_and_order_edges(golden: Golden) -> None:
     graph = Graph(
         [CHUNKS, embedding(300), ingestion(), call("reader", "embed"), call("later", "reader", after=("ingest",))],
         Ref("later"),
@@ -59,14 +59,14 @@ def test_order_edges_carry_over_to_every_stage() -> None:
     assert after["embed#0"].after == after["embed#1"].after == ("wait",)
 
 
-def test_only_the_documents_of_a_reranking_are_cut(golden: Golden) -> None:
+def test_reranking_is_split_by_documents_only(golden: Golden) -> None:
     graph = Graph([CHUNKS, reranking(40)], Ref("rerank"))
     after = STAGES.run(graph, PassContext({"reranker": replace(PROFILES["reranker"], device="")}))
     assert after["rerank#1"].inputs == named(query=Ref("$input"), documents=Ref("chunks", (Slice(32, None),)))
     golden("stage_decomposition/reranking", graph, after)
 
 
-def test_a_stage_too_large_for_its_reader_is_cut_again() -> None:
+def test_stage_too_large_for_its_reader_is_split_again() -> None:
     small = PassContext({**PROFILES, "store": replace(PROFILES["store"], max_efficient_batch=100, device="")})
     first = STAGES.run(Graph([CHUNKS, embedding(200), ingestion()], Ref("chunks")), small)
     second = STAGES.run(first, small)
@@ -77,7 +77,7 @@ def test_a_stage_too_large_for_its_reader_is_cut_again() -> None:
     assert STAGES.run(second, small) is second
 
 
-def test_stages_of_other_sizes_are_read_through_the_whole() -> None:
+def test_stages_of_other_sizes_are_read_through_an_aggregate() -> None:
     """Two producers with different cuts: the reader follows the first, and takes its share of the other's whole."""
     other = embedding(300, "other").with_(engine="other", inputs=named(texts=Ref("chunks")))
     both = ingestion().with_(inputs=named(chunks=Ref("embed"), vectors=Ref("other")))
@@ -87,7 +87,7 @@ def test_stages_of_other_sizes_are_read_through_the_whole() -> None:
     assert after["other"].kind is K.AGGREGATE and "embed" not in after
 
 
-def test_must_not_fire() -> None:
+def test_pass_leaves_ineligible_graphs_unchanged() -> None:
     fits = Graph([CHUNKS, embedding(128), ingestion()], Ref("ingest"))
     assert STAGES.run(fits, CONTEXT) is fits
     unknown = Graph([CHUNKS, embedding(None), ingestion()], Ref("ingest"))
@@ -99,14 +99,14 @@ def test_must_not_fire() -> None:
     assert STAGES.run(alone, CONTEXT) is alone, "its one device does one stage after the other"
 
 
-def test_done_once() -> None:
+def test_second_run_of_the_pass_changes_nothing() -> None:
     graph = Graph([CHUNKS, embedding(666), ingestion(666)], Ref("ingest"))
     once = STAGES.run(graph, CONTEXT)
     assert once is not graph
     assert STAGES.run(once, CONTEXT) is once
 
 
-def test_stages_do_not_overtake_what_has_to_come_before_as_a_whole() -> None:
+def test_write_made_from_an_earlier_write_is_not_staged() -> None:
     """A second writing that is made of the first (hypothesis found it): its first stage waits for the other's last."""
     again = Primitive("again", K.EMBEDDING, "embedder", named(texts=Ref("ingest")), batchable=True)
     second = ingestion().with_(id="second", inputs=named(chunks=Ref("chunks"), vectors=Ref("again")))
