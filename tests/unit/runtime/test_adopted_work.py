@@ -49,7 +49,7 @@ def test_later_subplan_adopts_requests_of_an_earlier_one(pause: float, stream: b
     in_scene(body)
 
 
-def test_what_no_part_wants_any_more_is_stopped_with_the_last_of_them() -> None:
+def test_request_is_cancelled_when_its_last_subplan_closes() -> None:
     async def body(scene: Scene) -> list[int]:
         parts, left = [scene.ahead() for _ in range(3)], []
         for part in parts:
@@ -64,7 +64,7 @@ def test_what_no_part_wants_any_more_is_stopped_with_the_last_of_them() -> None:
     assert in_scene(body) == [1, 1, 0]
 
 
-def test_a_part_that_ends_first_does_not_take_the_elder_ones_work_away() -> None:
+def test_later_subplan_that_closes_first_keeps_the_shared_request() -> None:
     async def body(scene: Scene) -> None:
         scene.ahead()
         await asyncio.sleep(0.02)
@@ -75,7 +75,7 @@ def test_a_part_that_ends_first_does_not_take_the_elder_ones_work_away() -> None
     in_scene(body)
 
 
-def test_what_an_earlier_part_has_made_is_still_there_when_it_is_over() -> None:
+def test_finished_result_outlives_its_subplan() -> None:
     async def body(scene: Scene) -> None:
         first = scene.ahead()
         await asyncio.sleep(5)
@@ -89,7 +89,7 @@ def test_what_an_earlier_part_has_made_is_still_there_when_it_is_over() -> None:
     in_scene(body)
 
 
-def test_the_part_of_the_chain_that_is_called_adopts_it_and_has_it_alone() -> None:
+def test_called_chain_adopts_the_prefetched_request_exclusively() -> None:
     """What runs in a node brings a graph of its own, which is no lookahead."""
 
     async def body(scene: Scene) -> None:
@@ -110,7 +110,7 @@ def test_the_part_of_the_chain_that_is_called_adopts_it_and_has_it_alone() -> No
 
 
 @pytest.mark.parametrize("first", ["the chain", "the plain object"])
-def test_a_part_that_comes_late_to_what_is_asked_for_adopts_it(first: str) -> None:
+def test_slow_subplan_adopts_a_request_made_meanwhile(first: str) -> None:
     """It was begun before, and its own code took its time."""
 
     async def body(scene: Scene) -> None:
@@ -132,7 +132,7 @@ def late() -> list[Primitive]:
     return [lead.with_(after=("slow",)), decode]
 
 
-def test_equal_generations_of_one_part_are_two() -> None:
+def test_equal_generations_of_one_subplan_stay_two() -> None:
     async def body(scene: Scene) -> None:
         scene.ahead(TWO)
         await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ def test_equal_generations_of_one_part_are_two() -> None:
     in_scene(body)
 
 
-def test_parts_of_one_gang_are_beside_each_other() -> None:
+def test_subplans_of_one_gang_do_not_share_generations() -> None:
     """Branches that ask for the same, sampled, are to get answers of their own."""
 
     async def body(scene: Scene) -> None:
@@ -158,7 +158,7 @@ def test_parts_of_one_gang_are_beside_each_other() -> None:
     in_scene(body)
 
 
-def test_a_loop_that_asks_for_the_same_again_is_ahead_each_time() -> None:
+def test_repeated_call_of_a_loop_is_prefetched_each_round() -> None:
     async def body(scene: Scene) -> None:
         for turn in (1, 2, 3):
             part = scene.ahead()
@@ -171,7 +171,7 @@ def test_a_loop_that_asks_for_the_same_again_is_ahead_each_time() -> None:
     in_scene(body)
 
 
-def test_a_retrieval_is_adopted_like_everything_that_is_pure() -> None:
+def test_embedding_is_adopted_by_a_later_subplan() -> None:
     async def body(scene: Scene) -> None:
         embed = graph(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input"))))
         first = scene.ahead(embed)
@@ -224,7 +224,7 @@ ITEM_VALUES = ("d#0", "e0", "d#1", "e1")
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
-def test_items_of_a_stream_that_is_adopted_are_there_as_they_close(pause: float) -> None:
+def test_adopted_stream_delivers_items_as_they_close(pause: float) -> None:
     async def body(scene: Scene) -> list[float]:
         came = stored(scene)
         first = scene.ahead(graph(*listed()))
@@ -251,7 +251,7 @@ async def _alone(scene: Scene) -> list[float]:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
-def test_work_that_is_adopted_is_one_span(pause: float) -> None:
+def test_adopted_request_has_one_span_in_the_trace(pause: float) -> None:
     """With the times at which it ran, whoever was there then; its tokens count once."""
 
     async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
@@ -278,7 +278,7 @@ def _times(trace: QueryTrace) -> list[tuple[str, str, float, float, int]]:
     )
 
 
-def test_items_of_a_list_are_adopted_one_by_one() -> None:
+def test_map_items_are_adopted_one_by_one() -> None:
     each = Graph(generation("answer", "$item"), Ref("answer"))
     answers = graph(Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=Fragment(each, each.output)))
 
@@ -300,7 +300,7 @@ def test_items_of_a_list_are_adopted_one_by_one() -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.02, 1.0])
 @pytest.mark.parametrize("over", [False, True])
-def test_a_prefix_is_warmed_up_once_in_a_query(pause: float, over: bool) -> None:
+def test_prefix_is_warmed_up_once_per_query(pause: float, over: bool) -> None:
     async def body(scene: Scene) -> None:
         given = {"known": QUESTION * 20, "slow": "text " * 3000}
         first = scene.ahead(warmed(), {"begin": begin}, given)
@@ -317,7 +317,7 @@ def test_a_prefix_is_warmed_up_once_in_a_query(pause: float, over: bool) -> None
     in_scene(body)
 
 
-def test_a_prompt_waits_for_a_shared_warm_up_only_if_that_has_begun() -> None:
+def test_prompt_waits_for_shared_warm_up_only_if_it_began() -> None:
     async def body(scene: Scene) -> float:
         for number in range(4):  # they fill the engine
             scene.ahead(value=f"{number} " * 400)

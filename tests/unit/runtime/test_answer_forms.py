@@ -39,7 +39,9 @@ def speculative(**attributes: Any) -> Any:
         (AnswerForm.WHOLE, None, 1),
     ],
 )
-def test_a_part_sends_what_the_original_will_send(asked_in: AnswerForm, fixed: AnswerForm | None, sent: int) -> None:
+def test_subplan_sends_a_request_only_in_the_originals_form(
+    asked_in: AnswerForm, fixed: AnswerForm | None, sent: int
+) -> None:
     async def body(scene: Scene) -> int:
         scene.ahead(calls=calls(fixed), form=asked_in)
         await asyncio.sleep(1)
@@ -48,7 +50,7 @@ def test_a_part_sends_what_the_original_will_send(asked_in: AnswerForm, fixed: A
     assert in_scene(body) == sent
 
 
-def test_a_part_that_says_nothing_of_forms_sends_no_request_of_one_form() -> None:
+def test_subplan_without_a_form_sends_no_request_of_fixed_form() -> None:
     async def body(scene: Scene) -> int:
         scene.ahead(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
@@ -57,7 +59,7 @@ def test_a_part_that_says_nothing_of_forms_sends_no_request_of_one_form() -> Non
     assert in_scene(body) == 0
 
 
-def test_a_request_of_one_form_is_not_sent_if_the_form_is_unknown() -> None:
+def test_request_of_fixed_form_is_not_sent_in_unknown_form() -> None:
     async def body(scene: Scene) -> int:
         scene.ahead(speculative(form="unknown"), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
         await asyncio.sleep(1)
@@ -66,7 +68,7 @@ def test_a_request_of_one_form_is_not_sent_if_the_form_is_unknown() -> None:
     assert in_scene(body) == 0
 
 
-def test_a_call_that_was_left_to_the_original_is_made_in_its_place() -> None:
+def test_call_left_to_the_original_is_made_once() -> None:
     async def body(scene: Scene) -> tuple[int, set[str]]:
         scene.ahead(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
@@ -76,7 +78,7 @@ def test_a_call_that_was_left_to_the_original_is_made_in_its_place() -> None:
     assert in_scene(body) == (1, {"part1/g.p"})
 
 
-def test_what_a_part_left_is_no_dead_part(caplog: pytest.LogCaptureFixture) -> None:
+def test_call_left_to_the_original_logs_no_dead_subplan(caplog: pytest.LogCaptureFixture) -> None:
     async def body(scene: Scene) -> None:
         scene.ahead(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
@@ -87,7 +89,7 @@ def test_what_a_part_left_is_no_dead_part(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(("prompt", "requests"), [(CARRIED, 1), (ASKED.prompt, 2)])
-def test_a_request_of_the_users_client_goes_on_when_its_part_ends(prompt: Any, requests: int) -> None:
+def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int) -> None:
     """A later part, or the original, may come for it: the server would get it once more."""
     asked = Generate(prompt, Sampling(max_tokens=400))
 
@@ -102,7 +104,7 @@ def test_a_request_of_the_users_client_goes_on_when_its_part_ends(prompt: Any, r
     assert in_scene(body) == requests
 
 
-def test_a_request_that_goes_on_ends_with_its_query() -> None:
+def test_carried_request_ends_with_its_query() -> None:
     async def body(scene: Scene) -> list[str]:
         asked = Generate(CARRIED, Sampling(max_tokens=4000))
         scene.ahead(calls={"ask": lambda given: asked}).close()

@@ -46,7 +46,7 @@ def prefetched(table: ClaimTable[Result], rule: ClaimRule, key: str = "key") -> 
         (ClaimRule.ALONE, 0, 0),
     ],
 )
-def test_a_rule_says_how_often_each_caller_claims(
+def test_claim_rule_limits_the_claims_of_each_caller(
     rule: ClaimRule, claims_of_original: int, claims_of_planner: int
 ) -> None:
     table = ClaimTable[Result]()
@@ -56,14 +56,14 @@ def test_a_rule_says_how_often_each_caller_claims(
         assert sum(entry is not None for entry in claimed) == expected
 
 
-def test_a_write_is_claimed_by_the_original_while_it_is_expected() -> None:
+def test_expected_write_is_claimed_by_the_original() -> None:
     table = ClaimTable[Result]()
     write = prefetched(table, ClaimRule.WRITE)
     write.is_expected = True
     assert table.claim("key", ORIGINAL) is write
 
 
-def test_equal_entries_are_claimed_in_the_order_in_which_they_were_added() -> None:
+def test_equal_entries_are_claimed_in_the_order_added() -> None:
     table = ClaimTable[Result]()
     first, second = result(), result()
     table.add("key", first, PLANNER)
@@ -71,7 +71,7 @@ def test_equal_entries_are_claimed_in_the_order_in_which_they_were_added() -> No
     assert [table.claim("key", ORIGINAL) for _ in range(3)] == [first, second, None]
 
 
-def test_what_is_not_claimable_any_more_is_made_again() -> None:
+def test_unclaimable_entry_is_replaced_by_a_new_one() -> None:
     table = ClaimTable[Result]()
     prefetched(table, ClaimRule.PURE).is_claimable = False
     other = result(ClaimRule.PURE)
@@ -88,7 +88,7 @@ def test_an_entry_without_a_key_serves_one_claim() -> None:
 
 
 @pytest.mark.parametrize("first", [ORIGINAL, PLANNER])
-def test_an_offer_is_claimed_by_both_and_wanted_by_nobody_before(first: Caller) -> None:
+def test_offer_is_claimed_once_by_each_caller(first: Caller) -> None:
     table = ClaimTable[Result]()
     offered = result()
     assert table.offer("key", offered)
@@ -98,14 +98,14 @@ def test_an_offer_is_claimed_by_both_and_wanted_by_nobody_before(first: Caller) 
     assert table.claim("key", PLANNER if first is ORIGINAL else ORIGINAL) is offered
 
 
-def test_no_offer_is_made_beside_an_entry_that_forbids_it() -> None:
+def test_offer_is_refused_if_an_existing_entry_forbids_it() -> None:
     table = ClaimTable[Result]()
     known = prefetched(table, ClaimRule.PURE)
     assert not table.offer("key", result(), unless=lambda entry: entry is known)
     assert list(table) == [known]
 
 
-def test_an_entry_that_both_have_claimed_is_forgotten_at_its_end() -> None:
+def test_entry_claimed_by_both_callers_is_forgotten_at_its_end() -> None:
     table = ClaimTable[Result]()
     entry = prefetched(table, ClaimRule.ONCE_PER_CALLER)
     table.claim("key", ORIGINAL)
@@ -114,7 +114,7 @@ def test_an_entry_that_both_have_claimed_is_forgotten_at_its_end() -> None:
     assert list(table) == []
 
 
-def test_a_prefetched_entry_stays_until_its_graphs_are_over() -> None:
+def test_prefetched_entry_stays_until_its_graphs_end() -> None:
     table = ClaimTable[Result]()
     entry = prefetched(table, ClaimRule.ONCE_PER_CALLER)
     table.end(entry)
@@ -123,7 +123,7 @@ def test_a_prefetched_entry_stays_until_its_graphs_are_over() -> None:
     assert entry.is_forgotten
 
 
-def test_a_later_graph_claims_what_a_graph_that_looks_ahead_has_left() -> None:
+def test_later_graph_claims_an_entry_left_by_a_lookahead_graph() -> None:
     table = ClaimTable[Result]()
     early, late = PlannerGraph("part1", "part1", lookahead=True), PlannerGraph("part2", "part2", lookahead=True)
     entry = table.claim_or_add("key", PLANNER, result, early)
@@ -134,7 +134,7 @@ def test_a_later_graph_claims_what_a_graph_that_looks_ahead_has_left() -> None:
     assert table.claim("key", PLANNER, late) is entry
 
 
-def test_the_newest_entries_of_the_original_are_remembered() -> None:
+def test_table_remembers_the_newest_entries_of_the_original() -> None:
     table = ClaimTable[Result](max_remembered=2)
     entries = [table.claim_or_add(str(number), ORIGINAL, lambda: result(made_by=ORIGINAL)) for number in range(4)]
     for entry in entries:
@@ -143,7 +143,7 @@ def test_the_newest_entries_of_the_original_are_remembered() -> None:
     assert list(table) == entries[2:]
 
 
-def test_outdated_writes_are_forgotten() -> None:
+def test_dropped_write_is_forgotten_and_not_claimed() -> None:
     table = ClaimTable[Result]()
     entry = table.claim_or_add("key", ORIGINAL, lambda: result(ClaimRule.WRITE, ORIGINAL))
     table.end(entry)
@@ -153,7 +153,7 @@ def test_outdated_writes_are_forgotten() -> None:
     assert table.claim("key", PLANNER) is None
 
 
-def test_a_claim_that_was_given_up_leaves_the_entry_unwanted() -> None:
+def test_released_claim_leaves_the_entry_unwanted() -> None:
     table = ClaimTable[Result]()
     entry = prefetched(table, ClaimRule.PURE)
     table.claim("key", ORIGINAL)
@@ -161,7 +161,7 @@ def test_a_claim_that_was_given_up_leaves_the_entry_unwanted() -> None:
     assert entry.claims.give_up(ORIGINAL)
 
 
-def test_threads_that_claim_at_once_get_different_entries() -> None:
+def test_concurrent_threads_claim_different_entries() -> None:
     table = ClaimTable[Result]()
     for _ in range(400):
         table.add("key", result(), PLANNER)

@@ -120,7 +120,7 @@ def texts(run: QueryRun) -> list[str]:
 # ---------------------------------------------------------------- searches
 
 
-def test_a_search_is_claimed_while_its_collection_is_what_it_was(seen: Seen) -> None:
+def test_search_is_claimed_while_its_collection_is_unchanged(seen: Seen) -> None:
     seen.put("old")
     run = seen.ahead(SEARCH)
     seen.wait(lambda: seen.of(K.SEARCHING) == 1)
@@ -128,7 +128,7 @@ def test_a_search_is_claimed_while_its_collection_is_what_it_was(seen: Seen) -> 
     run.close()
 
 
-def test_a_search_that_was_made_before_a_write_is_made_again(seen: Seen) -> None:
+def test_search_prefetched_before_a_write_is_made_again(seen: Seen) -> None:
     seen.put("old")
     run = seen.ahead(SEARCH)
     seen.wait(lambda: seen.of(K.SEARCHING) == 1)
@@ -139,7 +139,7 @@ def test_a_search_that_was_made_before_a_write_is_made_again(seen: Seen) -> None
 
 
 @pytest.mark.parametrize("user_code", [False, True])
-def test_where_the_store_cannot_tell_a_search_is_not_claimed_across_user_code(user_code: bool) -> None:
+def test_search_without_version_is_not_claimed_across_user_code(user_code: bool) -> None:
     seen = Seen(faults=Faults(no_version=True))
     opaque = [Primitive("user", K.OPAQUE, inputs=named(value=Ref("$input")))] if user_code else []
     with seen.pool:
@@ -164,7 +164,7 @@ class SlowToTell(FakeStore):
         return await super().version(collection)
 
 
-def test_a_search_that_was_claimed_is_kept_until_it_is_taken() -> None:
+def test_claimed_search_outlives_its_subplan_until_it_is_taken() -> None:
     """Though the part that asked for it ends while its version is looked up."""
     store = SlowToTell()
     with EnginePool.local([store]) as pool:
@@ -184,7 +184,7 @@ def test_a_search_that_was_claimed_is_kept_until_it_is_taken() -> None:
 # ---------------------------------------------------------------- writes
 
 
-def test_rows_are_written_when_the_plain_object_comes_to_them_and_once(seen: Seen) -> None:
+def test_planned_rows_are_written_once_by_the_original(seen: Seen) -> None:
     chunks, after = [Chunk("a", "text", {"n": 1})], SEARCH.with_(after=("rows",))
     run = seen.ahead(WRITE, after, chunks=chunks, vectors=[NEEDLE])
     threading.Event().wait(0.05)
@@ -195,7 +195,7 @@ def test_rows_are_written_when_the_plain_object_comes_to_them_and_once(seen: See
     run.close()
 
 
-def test_rows_that_the_plain_object_changed_are_its_own(seen: Seen) -> None:
+def test_rows_changed_by_the_original_are_written_as_changed(seen: Seen) -> None:
     run = seen.ahead(WRITE, chunks=[Chunk("a", "text", {"n": 1})], vectors=[NEEDLE])
     run.call(K.INGESTION, "store", [IngestRow("c", Chunk("a", "text", {"n": True}), NEEDLE)]).result(5)
     run.close()
@@ -206,7 +206,7 @@ def test_rows_that_the_plain_object_changed_are_its_own(seen: Seen) -> None:
 # ---------------------------------------------------------------- failures
 
 
-def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None:
+def test_prefetched_call_that_fails_after_its_claim_is_repeated() -> None:
     failed = list[str]()
 
     def first(request: Request) -> bool:
@@ -223,7 +223,7 @@ def test_early_work_that_fails_after_it_was_claimed_is_asked_for_again() -> None
         assert trace is not None and trace.wasted()[0] == seen.of(K.EMBEDDING) - 1, "what was made twice is counted"
 
 
-def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
+def test_repeated_prefetch_failure_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(original_calls, "_warn_once", OncePerCause())
@@ -247,7 +247,7 @@ def test_what_failed_ahead_and_was_asked_for_again_is_said_once(
     assert "Answers are unaffected" in said.getMessage()
 
 
-def test_the_plain_objects_own_failure_is_its_own() -> None:
+def test_original_raises_the_error_of_a_repeated_failure() -> None:
     seen = Seen(faults=Faults(fail_on=lambda request: True, retryable=False))
     with seen.pool:
         run = seen.ahead(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
@@ -257,7 +257,7 @@ def test_the_plain_objects_own_failure_is_its_own() -> None:
         run.close()
 
 
-def test_what_one_instruction_raises_ends_its_own_query_only(
+def test_error_in_one_instruction_ends_only_its_query(
     seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     perform = GraphDriver._carry_out
@@ -288,7 +288,7 @@ def _fragment(graph: Graph) -> Any:
     return Fragment(graph, graph.output)
 
 
-def test_a_query_that_failed_tells_its_story() -> None:
+def test_query_error_lists_the_outcome_of_each_primitive() -> None:
     seen = Seen(faults=Faults(fail_on=lambda request: request.kind is K.SEARCHING, retryable=False))
     with seen.pool:
         embed = Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text")))
@@ -303,7 +303,7 @@ def test_a_query_that_failed_tells_its_story() -> None:
 # ---------------------------------------------------------------- terms
 
 
-def test_calls_of_no_query_go_by_their_own_terms_or_those_of_the_context(seen: Seen) -> None:
+def test_call_outside_a_query_uses_given_or_ambient_context(seen: Seen) -> None:
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("a")], request_context=RequestContext("acme")).result(5)
     token = current_request_context.set(RequestContext("ambient"))
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("b")]).result(5)
@@ -312,7 +312,7 @@ def test_calls_of_no_query_go_by_their_own_terms_or_those_of_the_context(seen: S
     assert [request.tenant for request in seen.asked] == ["acme", "ambient", ""]
 
 
-def test_what_goes_on_after_its_query_keeps_its_tenant(seen: Seen) -> None:
+def test_call_after_its_query_keeps_the_tenant(seen: Seen) -> None:
     run = seen.pool.runtime.watch(Query({"input": None}, tenant="acme"))
     run.close()
     run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
@@ -322,7 +322,7 @@ def test_what_goes_on_after_its_query_keeps_its_tenant(seen: Seen) -> None:
 # ---------------------------------------------------------------- memory, others
 
 
-def test_an_open_query_keeps_a_bounded_part_of_what_it_asked_for(seen: Seen) -> None:
+def test_open_query_keeps_a_bounded_number_of_claims(seen: Seen) -> None:
     run = seen.ahead(SEARCH)
     for number in range(600):
         run.call(K.PREFILLING, "llm", [Generate(Prompt(text=f"{number}"))]).result(5)
@@ -332,7 +332,7 @@ def test_an_open_query_keeps_a_bounded_part_of_what_it_asked_for(seen: Seen) -> 
     run.close()
 
 
-def test_a_function_that_does_not_end_holds_up_its_own_query_only(seen: Seen) -> None:
+def test_endless_function_does_not_block_other_calls(seen: Seen) -> None:
     over = threading.Event()
     stuck = Primitive("stuck", K.CALL, inputs=named(value=Ref("$input")), call="stuck")
     prompt = (PromptPart.var("value"),)
@@ -369,7 +369,7 @@ class Fickle(ScriptedLLM):
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_listener_changes_nothing_of_how_a_request_is_done_again(early: bool) -> None:
+def test_changed_retry_fails_only_readers_that_are_not_speculative(early: bool) -> None:
     """Who reads pieces for the result cannot be told another one; who only guesses by them can."""
     payload = Generate(Prompt(text="count"))
 

@@ -20,17 +20,17 @@ class Scene:
         return found
 
 
-async def test_it_runs_on_another_thread_and_tells_on_the_loop() -> None:
+async def test_client_code_runs_on_another_thread() -> None:
     scene = Scene()
     value, error = await scene.run("q", threading.current_thread)
     assert value is not threading.current_thread() and error is None and value.daemon
 
 
-async def test_what_is_short_runs_at_once() -> None:
+async def test_short_client_code_runs_at_once() -> None:
     assert Scene().run("q", threading.current_thread, short=True).result() == (threading.current_thread(), None)
 
 
-async def test_what_is_raised_is_told_even_sys_exit() -> None:
+async def test_system_exit_of_client_code_is_returned_as_error() -> None:
     def leaves() -> None:
         raise SystemExit(3)
 
@@ -38,7 +38,7 @@ async def test_what_is_raised_is_told_even_sys_exit() -> None:
     assert value is None and isinstance(error, SystemExit)
 
 
-async def test_functions_of_one_query_run_one_after_the_other_in_order() -> None:
+async def test_functions_of_one_query_run_in_order_and_singly() -> None:
     scene, began = Scene(), list[int]()
     running = threading.Semaphore(1)
 
@@ -52,7 +52,7 @@ async def test_functions_of_one_query_run_one_after_the_other_in_order() -> None
     assert [value for value, error in found] == began == list(range(50))
 
 
-async def test_a_function_that_does_not_end_stops_its_own_query_only() -> None:
+async def test_endless_function_blocks_only_its_own_query() -> None:
     scene, over = Scene(), threading.Event()
     stuck = scene.run("stuck", over.wait)
     behind = scene.run("stuck", lambda: "behind it")

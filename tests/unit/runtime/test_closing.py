@@ -74,7 +74,7 @@ WAYS: dict[str, Callable[[EnginePool], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_under_way_are_told_that_the_pool_is_closed(hangs: EnginePool, way: str) -> None:
+def test_running_call_raises_engine_unavailable_when_pool_closes(hangs: EnginePool, way: str) -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(WAYS[way], hangs)
         time.sleep(0.1)
@@ -86,13 +86,13 @@ def test_calls_under_way_are_told_that_the_pool_is_closed(hangs: EnginePool, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_afterwards_are_told_too(hangs: EnginePool, way: str) -> None:
+def test_call_after_close_raises_engine_unavailable(hangs: EnginePool, way: str) -> None:
     hangs.close()
     with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
         WAYS[way](hangs)
 
 
-def test_administering_and_searches_in_doubt_are_told() -> None:
+def test_close_ends_admin_calls_and_unverified_searches() -> None:
     """A search that was made ahead is claimed after the store was asked for its version, which may take long."""
     asked = threading.Event()
 
@@ -114,7 +114,7 @@ def test_administering_and_searches_in_doubt_are_told() -> None:
             one.result(10)
 
 
-def test_queries_that_wait_for_the_users_code_are_told(hangs: EnginePool) -> None:
+def test_close_ends_queries_that_wait_for_user_code(hangs: EnginePool) -> None:
     go = threading.Event()
     run = hangs.runtime.submit(Query({"input": "x"}), CODE, {"c": lambda value: go.wait(20)})
     ahead = hangs.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
@@ -126,7 +126,7 @@ def test_queries_that_wait_for_the_users_code_are_told(hangs: EnginePool) -> Non
     go.set()
 
 
-def test_a_pool_that_is_started_again(before: set[threading.Thread]) -> None:
+def test_restarted_pool_answers_equally_and_leaks_no_threads(before: set[threading.Thread]) -> None:
     llm, embedder = FakeLLM(), FakeEmbedder("embedder")
     pool = EnginePool.local([llm, embedder, FakeStore("store")])
     assert "not running" in repr(pool)
@@ -147,14 +147,14 @@ def test_a_pool_that_is_started_again(before: set[threading.Thread]) -> None:
     assert pool_threads() <= before
 
 
-def test_what_was_stored_is_there_after_the_second_start() -> None:
+def test_stored_rows_survive_a_restart_of_the_pool() -> None:
     with EnginePool.local([FakeStore("store")]) as pool:
         pool.call(K.INGESTION, "store", [ROW]).result(5)
     with pool:
         assert pool.admin("store", "count", "docs").result(5) == 1
 
 
-def test_what_an_earlier_life_left_behind_harms_nobody() -> None:
+def test_handles_of_an_earlier_start_do_no_harm() -> None:
     with EnginePool.local(fake_engines(embedder=HANGS)) as pool:
         run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
         handle = run.call(K.EMBEDDING, "embedder", [EmbedText("x")])
@@ -166,7 +166,7 @@ def test_what_an_earlier_life_left_behind_harms_nobody() -> None:
         assert pool.call(K.PREFILLING, "llm", ASK).result(5)
 
 
-def test_a_start_that_failed_may_be_tried_again() -> None:
+def test_failed_start_of_a_pool_can_be_retried() -> None:
     class Fails(FakeEmbedder):
         tries = 0
 
@@ -184,7 +184,7 @@ def test_a_start_that_failed_may_be_tried_again() -> None:
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("x")]).result(5)
 
 
-def test_a_start_that_is_broken_off_leaves_nothing_behind(before: set[threading.Thread]) -> None:
+def test_cancelled_start_stops_its_engines_and_threads(before: set[threading.Thread]) -> None:
     """Its task is cancelled while engines start: those that have started are stopped, the others give up."""
     stopped: list[str] = []
 
@@ -217,7 +217,7 @@ def test_a_start_that_is_broken_off_leaves_nothing_behind(before: set[threading.
     assert pool_threads() <= before
 
 
-def test_a_start_ends_when_another_thread_closes_the_pool() -> None:
+def test_start_raises_if_another_thread_closes_the_pool() -> None:
     class Slow(FakeEmbedder):
         async def start(self) -> None:
             begun.set()
@@ -232,7 +232,7 @@ def test_a_start_ends_when_another_thread_closes_the_pool() -> None:
             starting.result(10)
 
 
-def test_threads_that_start_and_close_one_pool_at_once(before: set[threading.Thread]) -> None:
+def test_concurrent_starts_and_closes_leave_the_pool_usable(before: set[threading.Thread]) -> None:
     pool = EnginePool.local(fake_engines())
     over = time.monotonic() + 1.0
     odd: list[BaseException] = []

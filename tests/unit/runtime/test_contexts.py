@@ -43,7 +43,7 @@ def watched(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("use", [asked, watched])
-def test_a_pool_holds_nothing_of_its_callers(pool: EnginePool, use: Callable[[EnginePool], None]) -> None:
+def test_pool_keeps_no_reference_to_caller_contexts(pool: EnginePool, use: Callable[[EnginePool], None]) -> None:
     def called() -> weakref.ref[Held]:
         held, context = Held(), copy_context()
         context.run(VALUE.set, held)

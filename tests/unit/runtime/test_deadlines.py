@@ -8,7 +8,7 @@ from teola_plugin.runtime.driver.graph_driver import Deadlines
 from teola_plugin.runtime.virtual_time import run_virtual
 
 
-def test_it_rings_at_each_deadline_that_somebody_waits_for() -> None:
+def test_timer_fires_at_each_deadline_that_remains() -> None:
     async def body() -> list[float]:
         loop, rung = asyncio.get_running_loop(), list[float]()
         deadlines = Deadlines(lambda: rung.append(loop.time()))
@@ -24,7 +24,7 @@ def test_it_rings_at_each_deadline_that_somebody_waits_for() -> None:
     assert run_virtual(body()) == [2.0, 3.0]
 
 
-def test_of_queries_that_are_over_no_timer_is_left() -> None:
+def test_dropped_deadlines_leave_no_timer() -> None:
     async def body() -> list[object]:
         deadlines = Deadlines(lambda: None)
         for number in range(50):

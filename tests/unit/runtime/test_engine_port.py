@@ -44,7 +44,7 @@ ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 
 @pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("where", ["on_start", "on_piece", "on_end"])
-def test_a_listener_that_raises_costs_no_slot(
+def test_raising_listener_leaks_no_slot(
     where: str, fault: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -88,7 +88,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
-def test_a_request_that_cannot_be_queued_fails_alone(payload: Any) -> None:
+def test_unqueueable_request_fails_alone(payload: Any) -> None:
     async def check() -> None:
         heard, engine = Heard(), Counting()
         one = port(engine, heard)
@@ -101,7 +101,7 @@ def test_a_request_that_cannot_be_queued_fails_alone(payload: Any) -> None:
     driven(check())
 
 
-def test_many_requests_that_cannot_be_queued_leave_nothing_behind() -> None:
+def test_unqueueable_requests_take_no_queue_capacity() -> None:
     async def check() -> None:
         heard, engine = Heard(), Counting()
         one = port(engine, heard, max_queued=4)
@@ -114,7 +114,7 @@ def test_many_requests_that_cannot_be_queued_leave_nothing_behind() -> None:
     driven(check())
 
 
-def test_a_size_that_is_no_number_fails_alone() -> None:
+def test_request_whose_size_is_nan_fails_alone() -> None:
     class Nowhere(Scripted):
         def size(self, request: Request) -> float:
             return float("nan") if request.id == "bad" else 1
@@ -129,7 +129,7 @@ def test_a_size_that_is_no_number_fails_alone() -> None:
     driven(check())
 
 
-def test_prompts_that_are_no_unicode_are_placed_like_others() -> None:
+def test_prompt_of_invalid_unicode_is_placed_like_others() -> None:
     """Whether they can be served is for their engine to say; placement only needs names of their blocks."""
 
     async def check() -> None:
@@ -145,7 +145,7 @@ def test_prompts_that_are_no_unicode_are_placed_like_others() -> None:
     driven(check())
 
 
-def test_a_result_that_is_none_fails_alone() -> None:
+def test_request_with_an_invalid_result_fails_alone() -> None:
     async def nonsense(batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
             yield Piece(request.id, 7 if request.id == "bad" else "x")  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ REQUEST_CONTEXT: dict[str, Any] = {
 
 @pytest.mark.parametrize("term", REQUEST_CONTEXT)
 @pytest.mark.parametrize("fault", ["fails", "raises", "is lost"])
-def test_a_retry_keeps(term: str, fault: str) -> None:
+def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
     async def fails(batch: Sequence[Request]) -> AsyncIterator[Result]:
         await asyncio.sleep(1)
         for request in batch:
@@ -202,7 +202,7 @@ def test_a_retry_keeps(term: str, fault: str) -> None:
     driven(check())
 
 
-def test_a_retry_has_the_depth_that_was_announced_last() -> None:
+def test_retry_has_the_last_announced_depth() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(raises(LOST), answers)
         one = port(engine, heard)
@@ -215,7 +215,7 @@ def test_a_retry_has_the_depth_that_was_announced_last() -> None:
     driven(check())
 
 
-def test_a_retry_that_says_the_same_is_heard_once() -> None:
+def test_repeated_text_of_a_retry_is_delivered_once() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
         one, made = port(engine, heard), entry("a", stream=True)
@@ -237,7 +237,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("again", DIFFERENT.values(), ids=DIFFERENT.keys())
-def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: Any) -> None:
+def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again, answers)
         one, made = port(engine, heard), entry("a", stream=True)
@@ -261,7 +261,7 @@ def test_a_retry_that_says_something_else_fails_where_somebody_has_read(again: A
     list(zip(DIFFERENT.values(), ["two three", "one tiger", "o", ""], strict=True)),
     ids=DIFFERENT.keys(),
 )
-def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: Any, text: str) -> None:
+def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again)
         one, made = port(engine, heard), entry("a")
@@ -273,7 +273,7 @@ def test_a_retry_that_says_something_else_counts_where_nobody_has_read(again: An
     driven(check())
 
 
-def test_a_sampled_text_that_nobody_has_read_is_made_again() -> None:
+def test_sampled_text_is_retried_only_if_none_was_read() -> None:
     async def check() -> None:
         heard = Heard()
         asked = Generate(Prompt(text="x"), Sampling(temperature=1.0))
@@ -295,7 +295,7 @@ def test_a_sampled_text_that_nobody_has_read_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), BaseException("a panic")], ids=repr)
-def test_an_engine_that_ends_its_process_is_restarted(error: BaseException) -> None:
+def test_engine_that_exits_its_process_is_restarted(error: BaseException) -> None:
     """For KeyboardInterrupt, which on this thread is the user's own, see `test_loop_thread`."""
 
     async def check() -> None:
@@ -308,7 +308,7 @@ def test_an_engine_that_ends_its_process_is_restarted(error: BaseException) -> N
     driven(check())
 
 
-def test_what_a_broken_replica_had_is_done_by_another() -> None:
+def test_requests_of_a_lost_replica_run_on_another() -> None:
     async def check() -> None:
         heard, good = Heard(), Scripted(profile=ONE)
         bad = Scripted(hangs, profile=ONE)
@@ -323,7 +323,7 @@ def test_what_a_broken_replica_had_is_done_by_another() -> None:
     driven(check())
 
 
-def test_one_replica_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_unrecoverable_replica_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     """While another one is being started again, too: what waits is done when that is up."""
 
     class Slow(Scripted):
@@ -347,7 +347,7 @@ def test_one_replica_beyond_repair_does_not_end_the_engine(caplog: pytest.LogCap
     assert all(word in warning.getMessage() for word in ("llm", "replica 0", "no device", "1 of 2", "Look at"))
 
 
-def test_an_engine_is_given_up_when_every_replica_is_beyond_repair() -> None:
+def test_engine_is_unavailable_once_no_replica_can_be_restarted() -> None:
     async def check() -> None:
         heard = Heard()
         one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, heard, max_attempts=9)
@@ -362,7 +362,7 @@ def test_an_engine_is_given_up_when_every_replica_is_beyond_repair() -> None:
     driven(check())
 
 
-def test_an_replica_beyond_repair_is_tried_again_now_and_then() -> None:
+def test_unrecoverable_replica_is_restarted_later() -> None:
     class Later(Scripted):
         async def restart(self) -> None:
             if asyncio.get_running_loop().time() < 1000:
@@ -383,7 +383,7 @@ def test_an_replica_beyond_repair_is_tried_again_now_and_then() -> None:
     driven(check())
 
 
-def test_a_restart_that_hangs_is_given_up() -> None:
+def test_hanging_restart_makes_the_engine_unavailable() -> None:
     class Stuck(Scripted):
         async def restart(self) -> None:
             async for _ in hangs(()):
@@ -402,7 +402,7 @@ def test_a_restart_that_hangs_is_given_up() -> None:
 # ---------------------------------------------------------------- one error object for each
 
 
-def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
+def test_each_request_of_a_failed_batch_gets_its_own_error() -> None:
     async def check() -> None:
         heard = Heard()
         cause = ValueError("deep")
@@ -427,6 +427,6 @@ def test_every_request_of_a_batch_has_an_error_of_its_own() -> None:
     driven(check())
 
 
-def test_an_exception_of_somebody_else_stays_itself() -> None:
+def test_foreign_exception_is_not_copied() -> None:
     mine = ValueError("mine")
     assert copied_error(mine) is mine and with_location(mine, entry("a")) is mine

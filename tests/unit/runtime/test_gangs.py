@@ -55,7 +55,7 @@ def tools(pool: EnginePool) -> Runnable[Any, Any]:
         (tools, DOCS, ["throughput"] * 3 + ["latency"]),
     ],
 )
-def test_calls_that_are_made_at_once_are_a_gang(
+def test_concurrent_calls_of_the_original_form_a_gang(
     made: Any, given: Any, wanted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str] = {}

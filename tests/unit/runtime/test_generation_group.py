@@ -27,13 +27,13 @@ def told(group: GenerationGroup, *pieces: str) -> list[list[object]]:
     return [list(group.read_piece(piece)) for piece in pieces]
 
 
-def test_a_prefilling_alone_ends_with_the_first_piece() -> None:
+def test_prefilling_alone_ends_with_the_first_piece() -> None:
     group = GenerationGroup(LEAD, ())
     assert told(group, "a", "b") == [[PrefillingEnded("lead", False)], []]
     assert list(group.finish("ab")) == [] and not group.reads_items
 
 
-def test_without_pieces_the_end_tells_everything() -> None:
+def test_finish_without_pieces_emits_all_events() -> None:
     group = GenerationGroup(LEAD, [WHOLE])
     assert list(group.finish("ab")) == [
         DecodingBegan(WHOLE),
@@ -42,7 +42,7 @@ def test_without_pieces_the_end_tells_everything() -> None:
     ]
 
 
-def test_each_item_that_closes_is_the_value_of_its_partial_decoding() -> None:
+def test_closed_item_is_the_value_of_its_partial_decoding() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
     assert told(group, "one", "\ntwo\nth") == [
         [DecodingBegan(PARTS[0]), PrefillingEnded("lead", True)],
@@ -52,7 +52,7 @@ def test_each_item_that_closes_is_the_value_of_its_partial_decoding() -> None:
     assert group.reads_items
 
 
-def test_planned_items_that_do_not_come_are_not_needed() -> None:
+def test_missing_planned_items_are_marked_not_needed() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
     told(group, "one")
     assert list(group.finish("one")) == [
@@ -64,7 +64,7 @@ def test_planned_items_that_do_not_come_are_not_needed() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
-def test_a_list_without_planned_items_grows_however_it_is_cut(cut: int) -> None:
+def test_list_without_planned_items_grows_for_any_chunking(cut: int) -> None:
     text, group = "one\ntwo\n", GenerationGroup(LEAD, [GROWS])
     news = [one for piece in (text[:cut], text[cut:]) for one in group.read_piece(piece)] + list(group.finish(text))
     assert [one for one in news if isinstance(one, ListGrew)] == [

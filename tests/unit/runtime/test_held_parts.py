@@ -25,7 +25,7 @@ from teola_plugin.runtime.query_run import CallPosition, current_position, durin
 # ---------------------------------------------------------------- held parts
 
 
-def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
+def test_deferred_subplan_begins_after_the_first_call_at_its_site() -> None:
     async def body(scene: Scene) -> None:
         part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
         with during(current_position, CallPosition(deferred=part.deferred)):
@@ -38,7 +38,7 @@ def test_a_held_part_begins_behind_the_first_call_at_its_place() -> None:
     in_scene(body)
 
 
-def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
+def test_deferred_subplan_begins_once_scheduled_without_calls() -> None:
     async def body(scene: Scene) -> None:
         part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
         await asyncio.sleep(1)
@@ -50,7 +50,7 @@ def test_a_held_part_begins_soon_where_nothing_is_called() -> None:
     in_scene(body)
 
 
-def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() -> None:
+def test_covered_subplan_begins_only_with_an_unplanned_call() -> None:
     async def body(scene: Scene) -> None:
         first = scene.ahead()
         part = scene.ahead(TWO, is_deferred=True, covering="part0")
@@ -68,7 +68,7 @@ def test_a_part_that_is_covered_begins_only_with_a_call_that_nobody_foresaw() ->
     in_scene(body)
 
 
-def test_a_held_part_that_is_over_never_begins() -> None:
+def test_finished_deferred_subplan_never_begins() -> None:
     async def body(scene: Scene) -> None:
         part = scene.ahead(is_deferred=True)
         scene.run.schedule_subplans(part.deferred)
@@ -86,7 +86,7 @@ def fails(given: dict[str, Any]) -> Generate:
     raise ZeroDivisionError("the user's")
 
 
-def test_a_part_whose_code_raises_hurts_nobody() -> None:
+def test_failing_subplan_does_not_affect_other_subplans() -> None:
     async def body(scene: Scene) -> None:
         early, other = scene.ahead(), scene.ahead(value="another")
         broken = scene.ahead(calls={"ask": fails})
@@ -105,7 +105,7 @@ def test_a_part_whose_code_raises_hurts_nobody() -> None:
     in_scene(body)
 
 
-def test_a_part_may_be_closed_at_any_time_and_again() -> None:
+def test_subplan_can_be_closed_repeatedly_at_any_time() -> None:
     async def body(scene: Scene) -> None:
         for pause in (0.0, 0.001, 0.1, 5.0):
             part = scene.ahead(value=f"{pause}")

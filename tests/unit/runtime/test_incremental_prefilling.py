@@ -77,7 +77,7 @@ class Followed:
         return len(self.started) - before
 
 
-def test_a_prompt_that_grows_is_made_anew_a_few_times_however_long_the_list() -> None:
+def test_growing_prompt_costs_linear_time_for_long_lists() -> None:
     one = Followed()
     one.query(50)
     few = one.joined
@@ -86,19 +86,19 @@ def test_a_prompt_that_grows_is_made_anew_a_few_times_however_long_the_list() ->
     assert growth(Followed().query, 100) < 1.3
 
 
-def test_short_lists_are_followed_item_by_item() -> None:
+def test_short_list_is_prefilled_per_item_in_a_second_query() -> None:
     one = Followed()
     assert one.query(6) == 0
     assert one.query(6) >= 4
 
 
-def test_what_is_refused_makes_a_prompt_no_longer_and_tells_nothing() -> None:
+def test_refused_items_do_not_extend_the_prompt() -> None:
     one, refused = Followed(), frozenset({1, 2, 5})
     assert one.query(6, refused=refused) == 0
     assert one.query(6, refused=refused) == 3
 
 
-def test_what_queries_of_one_tenant_show_is_not_used_for_another() -> None:
+def test_learned_prompts_are_not_shared_across_tenants() -> None:
     one = Followed()
     assert [one.query(6, "a"), one.query(6, "b"), one.query(6, "")] == [0, 0, 0]
     assert min(one.query(6, "a"), one.query(6, "b"), one.query(6, "")) > 0
@@ -106,7 +106,7 @@ def test_what_queries_of_one_tenant_show_is_not_used_for_another() -> None:
     assert one.query(6, "a") == 0 and one.query(6, "b") > 0
 
 
-def test_what_is_learned_is_bounded_and_can_be_forgotten() -> None:
+def test_learned_prompts_are_bounded_and_can_be_reset() -> None:
     one = Followed()
     for i in range(MAX_TRUSTED + 50):
         one.query(3, f"tenant {i}")
@@ -116,13 +116,13 @@ def test_what_is_learned_is_bounded_and_can_be_forgotten() -> None:
     assert one.query(6, f"tenant {MAX_TRUSTED + 49}") == 0
 
 
-def test_nothing_is_learned_for_another_pool() -> None:
+def test_learned_prompts_are_not_shared_across_pools() -> None:
     one, other = Followed(), Followed()
     one.query(6)
     assert one.query(6) > 0 and other.query(6) == 0
 
 
-def test_a_graph_that_is_looked_at_keeps_no_sets_of_ancestors() -> None:
+def test_growths_leaves_no_ancestor_sets_on_the_graph() -> None:
     marked = ASK.with_(attributes=Attributes(grows_with="m"))
     items = Primitive("m", K.CALL)
     graph = Graph([items, JOIN, marked], Ref("p"))

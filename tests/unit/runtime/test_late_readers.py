@@ -77,7 +77,7 @@ async def from_the_start(**given: Any) -> list[str]:
         return [piece.text async for piece in handle.pieces]
 
 
-def test_what_nobody_reads_is_told_of_at_its_first_token_and_its_end() -> None:
+def test_unread_generation_reports_first_token_and_end_only() -> None:
     async def main() -> None:
         async with World() as world:
             run = world.ahead()
@@ -95,7 +95,7 @@ def test_what_nobody_reads_is_told_of_at_its_first_token_and_its_end() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.2, 5.0], ids=["at once", "prefilling", "decoding", "after it"])
-def test_who_comes_late_reads_the_same_pieces(seconds: float) -> None:
+def test_late_reader_gets_the_same_pieces(seconds: float) -> None:
     async def main() -> None:
         expected = await from_the_start()
         async with World() as world:
@@ -108,7 +108,7 @@ def test_who_comes_late_reads_the_same_pieces(seconds: float) -> None:
     run_virtual(main())
 
 
-def test_who_comes_late_reads_on_in_time() -> None:
+def test_late_reader_gets_remaining_pieces_as_they_come() -> None:
     async def main() -> None:
         async with World() as world:
             run = world.ahead()
@@ -123,7 +123,7 @@ def test_who_comes_late_reads_on_in_time() -> None:
     run_virtual(main())
 
 
-def test_an_engine_that_does_not_listen_streams_all_the_while() -> None:
+def test_engine_without_late_streaming_streams_from_the_start() -> None:
     async def main() -> None:
         async with World(deaf=True) as world:
             run = world.ahead()
@@ -135,7 +135,7 @@ def test_an_engine_that_does_not_listen_streams_all_the_while() -> None:
     run_virtual(main())
 
 
-def test_with_drafts_too() -> None:
+def test_late_reader_gets_pieces_of_a_drafted_generation() -> None:
     async def main() -> None:
         async with World(drafts=True) as world:
             run = world.ahead()
@@ -147,7 +147,7 @@ def test_with_drafts_too() -> None:
     run_virtual(main())
 
 
-def test_a_list_that_is_read_as_it_is_written_is_streamed_from_the_start() -> None:
+def test_list_read_as_it_is_written_streams_from_the_start() -> None:
     async def main() -> None:
         grows = Attributes(items="lines", stream_items=("each",))
         listed = Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")), attributes=grows)

@@ -62,7 +62,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     pytest.fail("it did not happen within 5 s")
 
 
-def test_a_graph_gives_its_output(pool: EnginePool) -> None:
+def test_graph_output_is_equal_with_and_without_passes(pool: EnginePool) -> None:
     template, calls, inputs = advanced_rag()
     results = []
     for passes in ((), DEFAULT_PASSES):
@@ -76,7 +76,7 @@ def test_a_graph_gives_its_output(pool: EnginePool) -> None:
     assert results[0]
 
 
-def test_the_plain_object_claims_what_the_graph_has_asked_for(pool: EnginePool) -> None:
+def test_original_claims_the_prefetched_request(pool: EnginePool) -> None:
     seen = record(pool.engine("embedder"))
     run = pool.runtime.submit(Query({"input": "what?"}), EMBED, {}, has_original=True)
     first = run.call(K.EMBEDDING, "embedder", [EmbedText("what?")]).result(5)
@@ -103,7 +103,7 @@ def test_two_generations_of_one_query_stay_two(pool: EnginePool) -> None:
     assert len(seen) == 2
 
 
-def test_a_template_reused_with_new_inputs_never_sees_old_ones(pool: EnginePool) -> None:
+def test_template_reused_with_new_inputs_never_sees_old_ones(pool: EnginePool) -> None:
     outputs = []
     for text in ("one", "two", "one"):
         outputs.append(pool.runtime.submit(Query({"input": text}), EMBED, {}).output.result(5))
@@ -112,7 +112,7 @@ def test_a_template_reused_with_new_inputs_never_sees_old_ones(pool: EnginePool)
         pool.runtime.submit(Query({}), EMBED, {})
 
 
-async def test_async_callers_and_streams(pool: EnginePool) -> None:
+async def test_call_is_streamed_to_async_and_sync_readers(pool: EnginePool) -> None:
     ask = Generate(Prompt((Message("user", "hello there"),)), Sampling(max_tokens=8))
     handle = pool.call(K.PREFILLING, "llm", [ask], stream=True)
     text = "".join([piece.text async for piece in handle.pieces])
@@ -121,7 +121,7 @@ async def test_async_callers_and_streams(pool: EnginePool) -> None:
     assert "".join(p.text for p in await asyncio.to_thread(lambda: list(sync.pieces))) == text
 
 
-def test_an_engine_streams_only_where_somebody_may_read(pool: EnginePool) -> None:
+def test_engine_streams_only_if_a_reader_is_possible(pool: EnginePool) -> None:
     seen, asked = record(pool.engine("llm")), [Generate(Prompt(text="what of it?"))]
     pool.call(K.PREFILLING, "llm", asked).result(5)
     pool.call(K.PREFILLING, "llm", asked, stream=True).result(5)
@@ -143,7 +143,7 @@ def test_repeated_event_loops_use_one_pool(pool: EnginePool) -> None:
     assert asyncio.run(once()) == asyncio.run(once())
 
 
-def test_a_wrong_kind_of_value_fails_the_query_and_not_the_pool(pool: EnginePool) -> None:
+def test_wrong_kind_of_value_fails_the_query_not_the_pool(pool: EnginePool) -> None:
     run = pool.runtime.submit(Query({"input": 7}), EMBED, {})
     with pytest.raises(TypeError, match="embeds text"):
         run.output.result(5)
@@ -162,7 +162,7 @@ def test_an_error_names_query_primitive_and_next_step() -> None:
         assert pool.runtime.submit(Query({"input": "good"}), EMBED, {}).output.result(5)
 
 
-def test_an_engine_that_dies_mid_batch_is_restarted_and_nothing_is_lost() -> None:
+def test_engine_that_dies_mid_batch_is_restarted_without_loss() -> None:
     with EnginePool.local(fake_engines(embedder=Faults(die_after=1))) as pool:
         runs = [pool.runtime.submit(Query({"input": f"t{i}"}), EMBED, {}) for i in range(20)]
         with EnginePool.local(fake_engines()) as healthy:
@@ -194,7 +194,7 @@ def test_a_request_larger_than_the_engine_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_cancellation_while_queued_and_while_running(running: bool) -> None:
+def test_cancelled_query_ends_while_queued_or_running(running: bool) -> None:
     """What is cancelled would never end by itself."""
     hangs = Faults(hang_on=lambda request: request.payload.text == ("a" if running else "b"))
     with EnginePool.local([FakeEmbedder("embedder", slow(0.3), faults=hangs)]) as pool:
@@ -210,14 +210,14 @@ def test_cancellation_while_queued_and_while_running(running: bool) -> None:
         assert trace is not None and trace.outcome == "cancelled"
 
 
-def test_a_passed_deadline_ends_the_query_and_frees_the_engine() -> None:
+def test_passed_deadline_raises_query_timeout() -> None:
     with EnginePool.local([FakeEmbedder("embedder", slow(5.0))]) as pool:
         run = pool.runtime.submit(Query({"input": "a"}, deadline=pool.runtime.time() + 0.05), EMBED, {})
         with pytest.raises(QueryTimeout, match=run.id):
             run.output.result(5)
 
 
-def test_a_handle_that_is_given_up_cancels_its_request() -> None:
+def test_timed_out_handle_cancels_its_request() -> None:
     with EnginePool.local([FakeEmbedder("embedder", slow(30.0))]) as pool:
         handle = pool.call(K.EMBEDDING, "embedder", [EmbedText("x")])
         with pytest.raises(TimeoutError):
@@ -234,7 +234,7 @@ def test_blocking_on_the_pools_own_thread_is_refused(pool: EnginePool) -> None:
         pool.runtime.loop.run(wrong()).result(5)
 
 
-def test_closing_twice_and_using_a_closed_pool(pool: EnginePool) -> None:
+def test_closed_pool_closes_again_and_refuses_calls(pool: EnginePool) -> None:
     pool.close()
     pool.close()
     with pytest.raises(EngineUnavailable, match="pool is closed"):
@@ -242,14 +242,14 @@ def test_closing_twice_and_using_a_closed_pool(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("details", [True, False])
-def test_prompts_and_documents_are_in_traces_only_when_asked_for(details: bool) -> None:
+def test_traces_contain_prompts_only_with_details_on(details: bool) -> None:
     with EnginePool.local(fake_engines(), details=details) as pool:
         run = pool.runtime.submit(Query({"input": "a secret"}), EMBED, {})
         run.output.result(5)
         assert ("a secret" in repr(run.trace.result(5))) is details
 
 
-def test_a_fold_prefills_the_next_prompt_while_the_previous_answer_is_decoded() -> None:
+def test_fold_prefills_the_next_prompt_during_the_previous_decoding() -> None:
     prompt = (
         PromptPart.literal("Improve the answer with the passage. " * 8),
         PromptPart.var("text"),
@@ -281,7 +281,7 @@ def test_a_fold_prefills_the_next_prompt_while_the_previous_answer_is_decoded() 
     assert not kinds[0] and len(kinds[1]) >= 2
 
 
-def test_a_tenant_is_forgotten_by_engines_that_learn() -> None:
+def test_forget_reaches_engines_that_learn_from_tenants() -> None:
     learning, heard = FakeLLM("llm"), list[str]()
 
     async def forget(tenant: str) -> None:

@@ -43,7 +43,7 @@ async def one() -> int:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), RuntimeError("a fault"), BaseException("panic")])
-def test_no_callback_ends_the_loop(thread: LoopThread, error: BaseException) -> None:
+def test_raising_callback_does_not_end_the_loop(thread: LoopThread, error: BaseException) -> None:
     def bad() -> None:
         raise error
 
@@ -56,7 +56,7 @@ def test_no_callback_ends_the_loop(thread: LoopThread, error: BaseException) -> 
     assert thread.run(one()).result(5) == 1
 
 
-def test_what_is_posted_before_the_end_is_run_and_nothing_after() -> None:
+def test_only_callbacks_posted_before_stop_are_run() -> None:
     for _ in range(20):
         thread, done = LoopThread(), []
         thread.start()
@@ -80,7 +80,7 @@ def test_what_is_posted_before_the_end_is_run_and_nothing_after() -> None:
         assert not thread.try_post(done.append, -1)
 
 
-def test_work_that_the_end_cuts_off_says_so(thread: LoopThread) -> None:
+def test_coroutine_cut_off_by_stop_raises_engine_unavailable(thread: LoopThread) -> None:
     running = thread.run(asyncio.sleep(60))
     given_up = thread.run(asyncio.sleep(60))
     given_up.cancel()
@@ -92,7 +92,7 @@ def test_work_that_the_end_cuts_off_says_so(thread: LoopThread) -> None:
     assert given_up.cancelled()
 
 
-def test_a_loop_with_a_task_that_ignores_its_end_is_stopped(thread: LoopThread, impatient: None) -> None:
+def test_loop_stops_despite_a_task_that_ignores_cancellation(thread: LoopThread, impatient: None) -> None:
     async def stubborn() -> None:
         while True:
             try:
@@ -122,7 +122,7 @@ def test_pool_survives_an_engine_that_ends_its_process(error: type[BaseException
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("y")]).result(5)
 
 
-def test_an_engine_that_always_ends_its_process_fails_its_requests_only() -> None:
+def test_engine_that_always_exits_fails_only_its_requests() -> None:
     faults = {"embedder": Faults(raise_on=lambda r: r.payload.text == "bad", raises=SystemExit)}
     with EnginePool.local(fake_engines(**faults)) as pool:
         with pytest.raises(EngineUnavailable, match="SystemExit") as caught:
@@ -131,7 +131,7 @@ def test_an_engine_that_always_ends_its_process_fails_its_requests_only() -> Non
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("good")]).result(10)
 
 
-def test_a_pool_with_an_engine_that_hangs_and_is_deaf_serves_others_and_closes(impatient: None) -> None:
+def test_pool_with_a_hanging_engine_serves_others_and_closes(impatient: None) -> None:
     class Stuck(FakeEmbedder):
         """Hangs where it is told to, and when it is stopped."""
 
@@ -154,7 +154,7 @@ def test_a_pool_with_an_engine_that_hangs_and_is_deaf_serves_others_and_closes(i
         hung.result(0)
 
 
-def test_calls_and_cancels_while_a_pool_closes_end_as_unavailable() -> None:
+def test_calls_and_cancels_during_close_raise_engine_unavailable() -> None:
     """From many threads, as web servers stop: each call has its value or says that the pool is closed."""
     ask = [Generate(Prompt(text="what?"))]
     for _ in range(5):
@@ -184,7 +184,7 @@ def test_calls_and_cancels_while_a_pool_closes_end_as_unavailable() -> None:
                 future.result(10)
 
 
-def test_news_of_a_query_after_its_pool_was_closed_are_nobodys() -> None:
+def test_query_events_after_close_are_ignored() -> None:
     pool = EnginePool.local(fake_engines())
     pool.start()
     run = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
@@ -198,7 +198,7 @@ def test_news_of_a_query_after_its_pool_was_closed_are_nobodys() -> None:
         run.call(K.EMBEDDING, "embedder", [EmbedText("y")])
 
 
-def test_queries_whose_batch_failed_are_each_told_of_themselves() -> None:
+def test_queries_of_a_failed_batch_get_their_own_errors() -> None:
     slow = EngineProfile({K.EMBEDDING: Curve(((1, 0.05), (2, 0.05)))})
     engine = FakeEmbedder("embedder", slow, faults=Faults(raise_on=lambda r: r.payload.text != "first"))
     with EnginePool.local([engine]) as pool:
@@ -221,9 +221,7 @@ class _Ended:
         self._thread.try_post(self._heard.set)
 
 
-def test_what_is_collected_while_the_loop_is_told_something_may_tell_it_too(
-    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finalizer_run_during_a_post_can_post_too(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector runs wherever something is made, in the middle of `tell` as well."""
     heard, also, kept = threading.Event(), threading.Event(), list[_Ended]()
     kept.append(_Ended(thread, also))

@@ -44,7 +44,7 @@ def settled(loop: LoopThread) -> None:
     assert done.wait(10)
 
 
-def test_the_loop_is_woken_once_for_all_that_comes_meanwhile(loop: LoopThread, monkeypatch: Any) -> None:
+def test_loop_wakes_once_for_all_callbacks_posted_meanwhile(loop: LoopThread, monkeypatch: Any) -> None:
     woken, seen = [], []
     plain = loop.loop.call_soon_threadsafe
     with Held(loop):
@@ -56,7 +56,7 @@ def test_the_loop_is_woken_once_for_all_that_comes_meanwhile(loop: LoopThread, m
     assert len(woken) <= 2
 
 
-def test_coroutines_and_callbacks_keep_their_order(loop: LoopThread) -> None:
+def test_coroutines_keep_their_order_among_callbacks(loop: LoopThread) -> None:
     seen: list[str] = []
 
     async def said(what: str) -> None:
@@ -71,7 +71,7 @@ def test_coroutines_and_callbacks_keep_their_order(loop: LoopThread) -> None:
     assert sorted(seen) == ["a", "b", "c"] and seen.index("a") < seen.index("c")
 
 
-def test_each_runs_in_the_context_of_who_posted_it(loop: LoopThread) -> None:
+def test_callback_runs_in_context_of_its_submitter(loop: LoopThread) -> None:
     seen: list[str] = []
 
     def post(name: str) -> None:
@@ -88,7 +88,7 @@ def test_each_runs_in_the_context_of_who_posted_it(loop: LoopThread) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)], ids=repr)
-def test_one_that_fails_takes_no_other_with_it(
+def test_failing_callback_does_not_stop_the_others(
     loop: LoopThread, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[int] = []
@@ -105,7 +105,7 @@ def test_one_that_fails_takes_no_other_with_it(
     assert seen == [1, 2, 3]
 
 
-def test_what_has_time_wakes_nobody_and_goes_before_what_is_told_next(loop: LoopThread, monkeypatch: Any) -> None:
+def test_lazy_callbacks_wait_for_the_next_post_and_run_first(loop: LoopThread, monkeypatch: Any) -> None:
     woken, seen = [], []
     plain = loop.loop.call_soon_threadsafe
     monkeypatch.setattr(loop.loop, "call_soon_threadsafe", lambda *a, **k: (woken.append(a), plain(*a, **k))[1])
@@ -116,7 +116,7 @@ def test_what_has_time_wakes_nobody_and_goes_before_what_is_told_next(loop: Loop
     assert seen == ["first", "second", "third"]
 
 
-def test_what_had_time_is_done_before_the_loop_ends() -> None:
+def test_lazy_callbacks_run_before_the_loop_stops() -> None:
     made, seen = LoopThread("test-loop"), []
     made.start()
     assert made.post_lazily(seen.append, "left")

@@ -43,9 +43,9 @@ async def searched(width: int) -> Any:
     return made
 
 
-def test_a_list_of_2000_items_is_worked_on() -> None:
+def test_map_over_2000_items_completes() -> None:
     assert run_virtual(searched(2000)) == 2000
 
 
-def test_a_list_costs_what_its_length_is() -> None:
+def test_map_cost_is_linear_in_list_length() -> None:
     assert growth(lambda n: run_virtual(searched(n)), 40) < 1.1

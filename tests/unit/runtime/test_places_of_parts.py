@@ -45,7 +45,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return seen
 
 
-def test_a_part_is_as_deep_as_it_stands_in_the_whole_query(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subplan_depth_counts_from_the_whole_query(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> None:
@@ -59,7 +59,7 @@ def test_a_part_is_as_deep_as_it_stands_in_the_whole_query(monkeypatch: pytest.M
     assert seen == {"part1/g.p": 1, "part2/g.p": 6, "part3/g.p": 4}
 
 
-def test_a_call_of_the_plain_object_is_as_deep_as_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_original_call_has_the_depth_of_its_call_site(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> None:
@@ -72,7 +72,7 @@ def test_a_call_of_the_plain_object_is_as_deep_as_its_place(monkeypatch: pytest.
     assert list(seen.values()) == [2, 0, 7]
 
 
-def test_a_call_is_never_less_urgent_than_what_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_original_call_is_deeper_than_prefetched_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> None:
@@ -85,7 +85,7 @@ def test_a_call_is_never_less_urgent_than_what_runs_ahead(monkeypatch: pytest.Mo
     assert seen == {"part1/g.p": 5, "llm.call#1": 6}
 
 
-def test_a_call_does_not_queue_behind_what_is_for_later() -> None:
+def test_original_call_overtakes_queued_prefetched_calls() -> None:
     async def body(scene: Scene) -> list[str]:
         for number in range(2):  # they fill the engine
             scene.ahead(value=f"{number} " * 400)
@@ -99,7 +99,7 @@ def test_a_call_does_not_queue_behind_what_is_for_later() -> None:
 
 
 @pytest.mark.parametrize("who", ["a part", "the plain object"])
-def test_what_is_adopted_from_further_away_goes_by_the_greater_depth(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adopted_request_takes_the_greater_depth(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> list[str]:
@@ -121,7 +121,7 @@ def test_what_is_adopted_from_further_away_goes_by_the_greater_depth(who: str, m
     assert in_scene(body, most=2) == [QUESTION, "first", "last"]
 
 
-def test_depths_that_grow_with_a_part_reach_the_one_that_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grown_depth_reaches_the_subplan_that_made_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later part splices what makes its generation deeper; the engine knows it by the earlier part's name."""
     seen = watched(monkeypatch)
     then = Graph(generation("then", "$carry"), Ref("then"))
@@ -165,7 +165,7 @@ def standings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Standing]:
     return seen
 
 
-def test_parts_that_run_side_by_side_are_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_subplans_are_scheduled_as_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = standings(monkeypatch)
     rated = graph(*generation("g"), *generation("h", "g"))
 
@@ -181,7 +181,7 @@ def test_parts_that_run_side_by_side_are_a_gang(monkeypatch: pytest.MonkeyPatch)
     assert seen == {**both, "part3/g.p": ("latency", "")}
 
 
-def test_calls_of_branches_are_a_gang_with_what_is_planned_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_calls_join_the_gang_of_their_planned_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = standings(monkeypatch)
 
     async def branch(scene: Scene, text: str) -> None:
@@ -210,7 +210,7 @@ def test_calls_of_branches_are_a_gang_with_what_is_planned_of_them(monkeypatch: 
     }
 
 
-def test_what_a_gang_asked_for_is_waited_for_by_whoever_adopts_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gang_request_becomes_latency_bound_if_adopted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = standings(monkeypatch)
 
     async def body(scene: Scene) -> list[Standing]:
@@ -224,7 +224,7 @@ def test_what_a_gang_asked_for_is_waited_for_by_whoever_adopts_it_alone(monkeypa
     assert in_scene(body) == [("throughput", "one"), ("throughput", "one"), ("latency", "")]
 
 
-def test_other_queries_are_not_held_up_by_branches() -> None:
+def test_branches_do_not_delay_other_queries() -> None:
     """24 branches on 4 slots, and then a question: it gets the next slot, not the 25th."""
 
     async def body(scene: Scene) -> tuple[float, float]:
@@ -243,7 +243,7 @@ def test_other_queries_are_not_held_up_by_branches() -> None:
     assert alone < all_of_them / 2
 
 
-def test_what_comes_behind_branches_is_adopted_and_their_own_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_share_their_successor_but_not_their_own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each branch has a part, which knows what comes behind all of them, too."""
     seen = standings(monkeypatch)
     behind = generation("unite", "$input")
@@ -279,5 +279,5 @@ def test_what_comes_behind_branches_is_adopted_and_their_own_calls_are_not(monke
         ("unite", "", True),
     ],
 )
-def test_members_of_a_gang_go_by_the_names_of_their_components(name: str, members: str, is_one: bool) -> None:
+def test_gang_members_are_matched_by_component_name(name: str, members: str, is_one: bool) -> None:
     assert in_gang(name, members) is is_one

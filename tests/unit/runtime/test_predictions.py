@@ -52,7 +52,7 @@ def test_each_item_gets_the_prediction_that_equals_it() -> None:
     assert matches(["a"], ["a"], missing=2) == (0,)
 
 
-def test_values_that_cannot_be_hashed_are_compared_one_by_one() -> None:
+def test_unhashable_values_are_compared_one_by_one() -> None:
     assert matches([bytearray(b"a"), {"s": {1}}], [{"s": {1}}, bytearray(b"a")]) == (1, 0)
 
 
@@ -66,12 +66,12 @@ class Hashed:
         raise AssertionError("user code ran")
 
 
-def test_items_that_nobody_predicted_are_not_compared() -> None:
+def test_unpredicted_items_are_not_compared() -> None:
     assert matches([Hashed(), "a"], []) == (None, None)
     assert matches([Hashed(), "a"], ["x", "a"]) == (None, 1)
 
 
-def test_any_lists_are_matched_as_item_by_item_comparison_would() -> None:
+def test_matching_equals_item_by_item_comparison() -> None:
     values: list[Any] = ["a", "b", 1, 1.0, True, None, ["a"], [1], [True], {"k": 1}, {"k": 1.0}, {"k": ["a"]}, (1, 2)]
     for seed in range(300):
         rng = random.Random(seed)
@@ -79,7 +79,7 @@ def test_any_lists_are_matched_as_item_by_item_comparison_would() -> None:
         assert matches(items, predicted) == by_the_book(items, predicted)
 
 
-def test_predictions_that_are_all_wrong_cost_what_their_number_is() -> None:
+def test_matching_wrong_predictions_takes_linear_time() -> None:
     def wrong(width: int) -> None:
         assert set(matches([{"q": f"a{i}"} for i in range(width)], [{"q": f"b{i}"} for i in range(width)])) == {None}
 

@@ -85,7 +85,7 @@ def scopes(table: ProviderCallTable | None = None) -> tuple[CallScope, CallScope
 
 
 @pytest.mark.parametrize("first", ["original", "prefetch"])
-def test_the_second_party_gets_what_the_first_one_called_for(first: str) -> None:
+def test_second_caller_gets_the_result_of_the_first(first: str) -> None:
     provider, (original, prefetch) = Provider(), scopes()
     order = (original, prefetch) if first == "original" else (prefetch, original)
 
@@ -97,7 +97,7 @@ def test_the_second_party_gets_what_the_first_one_called_for(first: str) -> None
 
 
 @pytest.mark.parametrize("first", ["original", "prefetch"])
-async def test_the_same_on_a_loop(first: str) -> None:
+async def test_second_async_caller_gets_the_result_of_the_first(first: str) -> None:
     provider, (original, prefetch) = Provider(), scopes()
     order = (original, prefetch) if first == "original" else (prefetch, original)
 
@@ -122,7 +122,7 @@ def test_a_call_with_other_arguments_is_another_call() -> None:
     assert provider.calls == 2
 
 
-def test_the_originals_value_is_the_providers_own() -> None:
+def test_original_gets_the_providers_own_object() -> None:
     answer = ["answer"]
     provider, (original, prefetch) = Provider(lambda _: answer), scopes()
     [shown] = prefetch.items(Call(provider))
@@ -131,7 +131,7 @@ def test_the_originals_value_is_the_providers_own() -> None:
     assert shown is not answer
 
 
-def test_chunks_and_reports_of_a_prefetch_reach_the_original_in_their_order() -> None:
+def test_prefetched_chunks_and_reports_reach_the_original_in_order() -> None:
     provider, (original, prefetch) = Provider(lambda _: "xyz"), scopes()
     silent, heard, alone = (Call(provider, streams=True) for _ in range(3))
     list(prefetch.items(silent))
@@ -145,7 +145,7 @@ def test_chunks_and_reports_of_a_prefetch_reach_the_original_in_their_order() ->
     assert heard.events == alone.events == ["token x", "token y", "token z"]
 
 
-async def test_chunks_are_delivered_while_they_come() -> None:
+async def test_chunks_are_delivered_as_they_arrive() -> None:
     more = asyncio.Event()
 
     class Slow(Call):
@@ -196,7 +196,7 @@ def test_the_original_gets_the_exception_of_a_prefetch() -> None:
 
 
 @pytest.mark.parametrize("error", [Refused(429), Refused(503), Refused(408), TimeoutError(), ConnectionResetError()])
-def test_after_an_error_that_may_pass_the_original_calls_again(error: Exception) -> None:
+def test_original_calls_again_after_a_transient_error(error: Exception) -> None:
     provider, (original, prefetch) = Provider(raising(error)), scopes()
     with pytest.raises(type(error)):
         list(prefetch.items(Call(provider)))
@@ -204,7 +204,7 @@ def test_after_an_error_that_may_pass_the_original_calls_again(error: Exception)
     assert provider.calls == 2
 
 
-def test_after_a_chunk_was_delivered_every_error_is_raised() -> None:
+def test_error_after_a_delivered_chunk_is_raised() -> None:
     def act(_: Any) -> Iterator[str]:
         yield "x"
         raise Refused(503)
@@ -219,7 +219,7 @@ def test_after_a_chunk_was_delivered_every_error_is_raised() -> None:
     assert provider.calls == 1
 
 
-def test_which_errors_may_pass() -> None:
+def test_transient_errors_are_recognized_by_status_and_type() -> None:
     passing = (Refused(429), Refused(500), TimeoutError(), type("APIConnectionError", (Exception,), {})())
     assert all(map(is_transient, passing))
     assert not any(map(is_transient, (Refused(400), Refused(401), ValueError())))
@@ -243,7 +243,7 @@ async def test_a_cancelled_prefetch_is_not_claimed() -> None:
     assert provider.calls == 2
 
 
-async def test_an_original_that_is_cancelled_cancels_the_prefetch_and_waits_for_its_end() -> None:
+async def test_cancelled_original_cancels_prefetch_and_awaits_its_end() -> None:
     ended: list[str] = []
 
     async def wait() -> Any:
@@ -269,7 +269,7 @@ async def test_an_original_that_is_cancelled_cancels_the_prefetch_and_waits_for_
     assert ended == ["cancelled"]
 
 
-def test_what_nobody_claimed_is_cancelled_with_its_query() -> None:
+def test_unclaimed_call_is_cancelled_when_its_query_ends() -> None:
     provider, (original, prefetch) = Provider(), scopes()
     stopped: list[str] = []
     prefetch.stop = lambda: stopped.append("stopped")
@@ -283,7 +283,7 @@ def test_what_nobody_claimed_is_cancelled_with_its_query() -> None:
     assert provider.calls == 2, "nothing begins in a query that is over"
 
 
-def test_a_planner_that_may_not_call_waits_for_the_originals_call() -> None:
+def test_planner_without_permission_waits_for_the_originals_call() -> None:
     provider, (original, prefetch) = Provider(), scopes()
     prefetch.may_make = False
     with pytest.raises(Parked) as parked:
@@ -299,7 +299,7 @@ def test_a_planner_that_may_not_call_waits_for_the_originals_call() -> None:
     assert provider.calls == 1
 
 
-def test_two_planners_that_may_not_call_wait_for_one_pure_call_of_the_original() -> None:
+def test_two_waiting_planners_share_one_pure_call_of_the_original() -> None:
     table, provider = ProviderCallTable(), Provider()
     for _ in range(2):
         prefetch = CallScope(table, Caller.PLANNER, snapshot, may_make=False)
@@ -325,7 +325,7 @@ def test_two_pure_calls_of_the_original_stay_two_calls() -> None:
     assert provider.calls == 2
 
 
-def test_a_method_that_changes_its_arguments_is_called_again_by_the_original() -> None:
+def test_method_that_mutates_its_arguments_is_called_again() -> None:
     changed: list[str] = []
     provider, (original, prefetch) = Provider(lambda argument: argument.append(1) or ["answer"]), scopes()
     prefetch.on_change = lambda: changed.append("seen")
@@ -336,7 +336,7 @@ def test_a_method_that_changes_its_arguments_is_called_again_by_the_original() -
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_result_that_cannot_be_copied_is_the_originals_alone(streams: bool) -> None:
+def test_uncopyable_result_goes_to_the_original_only(streams: bool) -> None:
     values = [object(), object()]
     provider, (original, prefetch) = Provider(lambda _: values if streams else values[0]), scopes()
     assert list(prefetch.items(Call(provider, streams=streams))) == []
@@ -344,7 +344,7 @@ def test_a_result_that_cannot_be_copied_is_the_originals_alone(streams: bool) ->
     assert provider.calls == 1
 
 
-def test_a_call_that_is_withdrawn_is_made_by_the_original() -> None:
+def test_withdrawn_call_is_made_again_by_the_original() -> None:
     original, prefetch = scopes()
 
     def act(_: Any) -> Any:
@@ -357,7 +357,7 @@ def test_a_call_that_is_withdrawn_is_made_by_the_original() -> None:
     assert provider.calls == 2
 
 
-def test_an_offer_serves_a_prefetch_and_the_original_and_is_made_once() -> None:
+def test_offered_call_is_made_once_for_prefetch_and_original() -> None:
     provider, (original, prefetch) = Provider(), scopes()
     offer, again = (CallScope(original.table, Caller.PLANNER, snapshot, is_offer=True) for _ in range(2))
     list(offer.items(Call(provider)))
@@ -368,7 +368,7 @@ def test_an_offer_serves_a_prefetch_and_the_original_and_is_made_once() -> None:
     assert provider.calls == 1
 
 
-def test_an_offer_that_is_dropped_is_not_claimed() -> None:
+def test_dropped_offer_is_not_claimed() -> None:
     provider, (original, _) = Provider(), scopes()
     offer = CallScope(original.table, Caller.PLANNER, snapshot, is_offer=True)
     list(offer.items(Call(provider)))
@@ -377,7 +377,7 @@ def test_an_offer_that_is_dropped_is_not_claimed() -> None:
     assert provider.calls == 2
 
 
-def test_arguments_of_which_no_key_can_be_formed_are_the_originals_alone() -> None:
+def test_call_without_a_key_is_made_by_the_original_only() -> None:
     class Endless(Call):
         def key(self) -> Any:
             raise UnknownValue("it contains itself")
@@ -389,7 +389,7 @@ def test_arguments_of_which_no_key_can_be_formed_are_the_originals_alone() -> No
     assert provider.calls == 1
 
 
-def test_the_target_is_known_where_its_method_runs() -> None:
+def test_executing_target_is_set_only_inside_its_method() -> None:
     inside: list[Any] = []
     provider, (original, _) = Provider(lambda _: inside.append(executing.get())), scopes()
     for _ in original.items(Call(provider)):
@@ -397,7 +397,7 @@ def test_the_target_is_known_where_its_method_runs() -> None:
     assert inside == [provider]
 
 
-def test_a_prefetch_of_an_object_that_takes_one_call_at_a_time_waits_and_blocks_nobody_who_claims() -> None:
+def test_prefetch_joins_the_running_call_of_a_limited_object() -> None:
     limit = ConcurrencyLimit(1)
     original, prefetch = scopes(ProviderCallTable(lambda target: [limit]))
     running, go_on = threading.Event(), threading.Event()
@@ -469,7 +469,7 @@ async def test_a_stream_is_claimed_chunk_by_chunk_on_a_loop() -> None:
 
 
 @pytest.mark.parametrize("is_prefetched", [False, True])
-def test_what_a_method_raises_before_it_returns_is_raised_where_it_is_called(is_prefetched: bool) -> None:
+def test_error_before_a_stream_opens_is_raised_at_the_call(is_prefetched: bool) -> None:
     provider, (original, prefetch) = Provider(refuses), scopes()
     if is_prefetched:
         with pytest.raises(ValueError, match="does not begin"):
@@ -480,7 +480,7 @@ def test_what_a_method_raises_before_it_returns_is_raised_where_it_is_called(is_
 
 
 @pytest.mark.parametrize("is_prefetched", [False, True])
-def test_a_method_that_returns_no_stream_gives_what_it_returns(is_prefetched: bool) -> None:
+def test_method_without_a_stream_returns_its_whole_result(is_prefetched: bool) -> None:
     provider, (original, prefetch) = Provider(lambda argument: ["whole"]), scopes()
     if is_prefetched:
         prefetch.stream(Opening(provider, is_generator=False))
@@ -488,7 +488,7 @@ def test_a_method_that_returns_no_stream_gives_what_it_returns(is_prefetched: bo
     assert provider.calls == 1
 
 
-async def test_a_call_that_returns_one_result_is_its_own_last_result() -> None:
+async def test_last_result_of_a_single_result_call_is_that_result() -> None:
     provider, (_, prefetch) = Provider(), scopes()
     assert prefetch.last_result(Call(provider)) == ["answer"]
     assert await prefetch.alast_result(Call(provider, "b", on_loop=True)) == ["answer"]

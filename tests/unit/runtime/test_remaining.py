@@ -64,7 +64,7 @@ def run(make: Any, given: Any, request_context: RequestContext | None = None) ->
     return run_virtual(main(), inline=True)
 
 
-def test_what_is_planned_is_as_long_as_the_plan_says(events: list[Enqueue]) -> None:
+def test_planned_primitives_have_the_planned_remaining_time(events: list[Enqueue]) -> None:
     plan, _ = run(answers, {"question": "why?"})
     known = remaining_times(plan.graph, PassContext(rtx3090()))
     planned = [event for event in events if event.primitive in known]
@@ -75,14 +75,14 @@ def test_what_is_planned_is_as_long_as_the_plan_says(events: list[Enqueue]) -> N
     assert all(event.left is None for event in events)
 
 
-def test_what_is_spliced_in_leads_to_the_planned_end(events: list[Enqueue]) -> None:
+def test_spliced_primitives_count_time_to_the_planned_end(events: list[Enqueue]) -> None:
     run(mapped, {"question": "why?"})
     assert all(event.remaining > 0 for event in events)
     last = events[-1]
     assert all(event.remaining >= last.remaining for event in events)
 
 
-def test_a_goal_says_when_it_is_due(events: list[Enqueue]) -> None:
+def test_latency_goal_sets_the_time_left_of_requests(events: list[Enqueue]) -> None:
     run(answers, {"question": "why?"}, RequestContext(goal=5.0))
     assert events[0].left == pytest.approx(5.0)
     assert events[-1].left is not None and 0 < events[-1].left < 5.0

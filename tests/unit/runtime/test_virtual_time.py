@@ -12,11 +12,11 @@ from teola_plugin.errors import TeolaError
 from teola_plugin.runtime.virtual_time import run_virtual
 
 
-async def test_the_outer_loop_is_untouched() -> None:
+async def test_outer_event_loop_keeps_real_time() -> None:
     assert asyncio.get_running_loop().time() > 0
 
 
-def test_a_day_passes_at_once_and_exactly() -> None:
+def test_virtual_day_passes_at_once_and_exactly() -> None:
     async def day() -> float:
         for _ in range(24 * 6):
             await asyncio.sleep(600)
@@ -27,7 +27,7 @@ def test_a_day_passes_at_once_and_exactly() -> None:
     assert time.perf_counter() - start < 30
 
 
-def test_events_come_in_the_order_of_their_times_every_time() -> None:
+def test_events_are_ordered_by_time_and_reproducible() -> None:
     async def story() -> list[tuple[float, int]]:
         seen: list[tuple[float, int]] = []
 
@@ -45,14 +45,14 @@ def test_events_come_in_the_order_of_their_times_every_time() -> None:
     assert [at for at, _ in first] == sorted(at for at, _ in first)
 
 
-def test_the_global_random_state_is_given_back() -> None:
+def test_global_random_state_is_restored_afterwards() -> None:
     random.seed(1)
     expected = random.Random(1).random()
     run_virtual(asyncio.sleep(1))
     assert random.random() == expected
 
 
-def test_waiting_for_nothing_is_an_error_that_says_who_waits() -> None:
+def test_endless_wait_raises_and_names_the_waiting_task() -> None:
     async def forgotten() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -64,7 +64,7 @@ def test_waiting_for_nothing_is_an_error_that_says_who_waits() -> None:
         run_virtual(main())
 
 
-def test_exceptions_and_timeouts_are_the_usual_ones() -> None:
+def test_exceptions_and_timeouts_work_in_virtual_time() -> None:
     async def main() -> float:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(7):
@@ -80,7 +80,7 @@ def test_exceptions_and_timeouts_are_the_usual_ones() -> None:
         run_virtual(fails())
 
 
-def test_threads_are_waited_for_while_the_clock_stands_still() -> None:
+def test_clock_stands_still_while_a_thread_runs() -> None:
     async def main() -> tuple[str, float]:
         ticker = asyncio.create_task(asyncio.sleep(3600))
         value = await asyncio.to_thread(lambda: time.sleep(0.05) or "done")

@@ -16,7 +16,7 @@ from teola_plugin.runtime.ports.batches import Patience, Watchdog
 ONE = EngineProfile(batching=Batching.CONTINUOUS, max_batch=1, max_requests=1)
 
 
-def test_who_cancels_waits_for_nobody() -> None:
+def test_cancelled_request_ends_at_once_but_keeps_its_slot() -> None:
     """The request has ended for its caller; its slot is the engine's until that lets go of it."""
 
     async def check() -> None:
@@ -50,7 +50,7 @@ def test_an_engine_that_ignores_a_cancellation_is_restarted() -> None:
     driven(check())
 
 
-def test_an_engine_that_lets_go_in_time_is_left_alone() -> None:
+def test_engine_that_cancels_in_time_is_not_restarted() -> None:
     async def slowly(batch: Sequence[Request]) -> AsyncIterator[Result]:
         await asyncio.sleep(9)
         for request in batch:
@@ -69,7 +69,7 @@ def test_an_engine_that_lets_go_in_time_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_an_engine_that_says_nothing_for_long_is_restarted(speaks: bool) -> None:
+def test_engine_is_restarted_only_after_a_long_silence(speaks: bool) -> None:
     async def long(batch: Sequence[Request]) -> AsyncIterator[Result]:
         for _ in range(5):
             await asyncio.sleep(1000)
@@ -90,7 +90,7 @@ def test_an_engine_that_says_nothing_for_long_is_restarted(speaks: bool) -> None
     driven(check())
 
 
-def test_an_idle_engine_may_say_nothing_for_ever() -> None:
+def test_idle_engine_is_never_restarted_for_silence() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(answers)
         one = port(engine, heard)
@@ -102,7 +102,7 @@ def test_an_idle_engine_may_say_nothing_for_ever() -> None:
     driven(check())
 
 
-def test_what_hangs_ends_after_its_attempts() -> None:
+def test_hanging_request_fails_after_its_attempts() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(hangs)
         one = port(engine, heard, patience=Patience(silence=100))
@@ -144,7 +144,7 @@ def test_a_pool_with_a_good_engine_closes_at_once() -> None:
     driven(check())
 
 
-def test_a_request_asked_again_while_its_first_hangs_is_another_one() -> None:
+def test_repeated_request_is_independent_of_its_hanging_first() -> None:
     """A client of a shared pool that comes back asks with the same ids."""
 
     async def check() -> None:
@@ -163,7 +163,7 @@ def test_a_request_asked_again_while_its_first_hangs_is_another_one() -> None:
     driven(check())
 
 
-def test_a_cancellation_before_the_engine_has_begun_is_kept() -> None:
+def test_request_cancelled_before_the_engine_starts_never_runs() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted()
         one = port(engine, heard)
@@ -176,7 +176,7 @@ def test_a_cancellation_before_the_engine_has_begun_is_kept() -> None:
     driven(check())
 
 
-def test_a_machine_that_slept_blames_nobody() -> None:
+def test_watchdog_ignores_time_the_machine_slept() -> None:
     """Timers that come late find engines that had no time to react."""
 
     async def check() -> None:
@@ -194,7 +194,7 @@ def test_a_machine_that_slept_blames_nobody() -> None:
     driven(check())
 
 
-def test_an_event_of_a_closed_port_starts_nothing() -> None:
+def test_event_after_close_starts_no_batch() -> None:
     async def check() -> None:
         heard, engine = Heard(), Scripted(profile=ONE)
         one = port(engine, heard)

@@ -105,13 +105,13 @@ def search(*wanted: tuple[str, Any], k: int = 4) -> SearchVector:
         (row(), row(n=None)),
     ],
 )
-def test_what_an_engine_tells_apart_has_two_identities(one: Any, other: Any) -> None:
+def test_payloads_an_engine_distinguishes_have_different_keys(one: Any, other: Any) -> None:
     found = [request_key(ENGINE, "", each) for each in (one, other)]
     assert None not in found and found[0] != found[1]
 
 
 @pytest.mark.parametrize("payload", [TEXT, ASKED, row(n=1), search(("n", True))])
-def test_equal_payloads_have_one_identity_and_it_is_that_of_a_tenant_and_an_engine(payload: Any) -> None:
+def test_equal_payloads_share_a_key_per_tenant_and_engine(payload: Any) -> None:
     again = type(payload)(**{name: getattr(payload, name) for name in payload.__dataclass_fields__})
     assert request_key(ENGINE, "acme", payload) == request_key(ENGINE, "acme", again)
     assert request_key(ENGINE, "acme", payload) != request_key(ENGINE, "other", payload)
@@ -119,14 +119,14 @@ def test_equal_payloads_have_one_identity_and_it_is_that_of_a_tenant_and_an_engi
 
 
 @pytest.mark.parametrize("payload", [SearchVector("c", ("no", "numbers")), row(n={1, 2}), 42])  # type: ignore[arg-type]
-def test_what_cannot_be_compared_has_none(payload: Any) -> None:
+def test_incomparable_payload_has_no_key(payload: Any) -> None:
     assert request_key(ENGINE, "", payload) is None
 
 
 # ---------------------------------------------------------------- rules
 
 
-def test_pure_work_is_claimed_by_both_any_number_of_times() -> None:
+def test_pure_request_is_claimed_any_number_of_times() -> None:
     made = Table()
     work = made.join(EARLY, TEXT)
     assert {made.join(party, TEXT) for party in (PLAIN, PLAIN, EARLY)} == {work}
@@ -145,14 +145,14 @@ def test_a_generation_is_claimed_once_by_each_party() -> None:
     assert made.join(EARLY, ASKED) not in (early, second)
 
 
-def test_a_generation_that_was_given_up_is_no_longer_there_for_the_same_party() -> None:
+def test_released_generation_is_not_claimed_by_the_same_party() -> None:
     made = Table()
     work = made.join(PLAIN, ASKED)
     assert work.claims.give_up(PLAIN), "nobody wants it"
     assert made.join(PLAIN, ASKED) is not work
 
 
-def test_spare_work_is_claimed_by_the_graph_of_the_part_that_was_chosen() -> None:
+def test_spare_request_is_claimed_by_one_later_graph() -> None:
     made = Table()
     work = made.join(EARLY, ASKED)
     work.claims.is_for_later_graph = True
@@ -165,7 +165,7 @@ def ahead(number: int, round: str = "", since: int = 0) -> PlannerGraph:
     return PlannerGraph(f"part{number}", round or f"part{number}", True, since)
 
 
-def test_each_round_of_parts_that_look_ahead_has_a_work_once() -> None:
+def test_each_lookahead_round_claims_a_request_once() -> None:
     made = Table()
     first = [made.join(EARLY, ASKED, graph=ahead(number, "one")) for number in range(3)]
     assert len({*map(id, first)}) == 3
@@ -175,7 +175,7 @@ def test_each_round_of_parts_that_look_ahead_has_a_work_once() -> None:
     assert [made.join(PLAIN, ASKED) for _ in range(3)] == first
 
 
-def test_what_the_plain_object_had_before_a_part_began_is_another_call() -> None:
+def test_subplan_skips_generations_claimed_before_it_began() -> None:
     made = Table()
     work = made.join(PLAIN, ASKED)
     work.claims.last_claim = 3
@@ -184,13 +184,13 @@ def test_what_the_plain_object_had_before_a_part_began_is_another_call() -> None
     assert made.join(EARLY, TEXT, graph=ahead(2)) is made.join(EARLY, TEXT, graph=ahead(3, since=9)), "but not if pure"
 
 
-def test_a_part_that_looks_ahead_leaves_the_querys_own_work_alone() -> None:
+def test_lookahead_subplan_does_not_claim_the_querys_own_request() -> None:
     made = Table()
     own = made.join(EARLY, ASKED)
     assert made.join(EARLY, ASKED, graph=ahead(1)) is not own
 
 
-def test_a_prefix_is_warmed_up_once_for_all_graphs_and_never_claimed() -> None:
+def test_warm_up_is_shared_by_graphs_but_not_the_original() -> None:
     made = Table()
     warm = Warmup(Prompt(text=f"a{UNKNOWN}b"))
     work = made.join(EARLY, warm)
@@ -202,7 +202,7 @@ def test_a_prefix_is_warmed_up_once_for_all_graphs_and_never_claimed() -> None:
     assert made.join(EARLY, warm) is work, "it stays warm when its part is over"
 
 
-def test_works_of_parts_that_are_over_are_let_go_in_time() -> None:
+def test_results_of_ended_subplans_are_released_beyond_a_limit() -> None:
     made = Table(kept=2)
     made.join(EARLY, EmbedText("of the query"))
     works = [made.join(EARLY, EmbedText(str(number)), graph=ahead(number)) for number in range(4)]
@@ -214,7 +214,7 @@ def test_works_of_parts_that_are_over_are_let_go_in_time() -> None:
     assert len(list(made.table.of("q"))) == 1, "none of them is settled twice"
 
 
-def test_a_write_that_the_graph_waits_for_is_made_by_the_plain_object_and_once() -> None:
+def test_expected_write_is_claimed_once_by_the_original() -> None:
     made = Table()
     waits = made.join(EARLY, row())
     assert waits.is_expected
@@ -224,7 +224,7 @@ def test_a_write_that_the_graph_waits_for_is_made_by_the_plain_object_and_once()
     assert again is not waits, "the plain object writes once more"
 
 
-def test_the_graph_finds_a_write_that_the_plain_object_has_made_unless_another_came_since() -> None:
+def test_graph_claims_the_originals_write_unless_overwritten() -> None:
     made = Table()
     for overwritten in (False, True):
         work = made.join(PLAIN, row())
@@ -243,7 +243,7 @@ def test_nothing_is_shared_across_queries_or_tenants() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "stale"])
-def test_what_failed_was_cancelled_or_is_stale_is_never_claimed(how: str) -> None:
+def test_failed_cancelled_or_stale_request_is_never_claimed(how: str) -> None:
     made = Table()
     work = made.join(EARLY, TEXT)
     work.is_cancelled, work.search.is_outdated = how == "cancelled", how == "stale"
@@ -255,7 +255,7 @@ def test_what_failed_was_cancelled_or_is_stale_is_never_claimed(how: str) -> Non
 # ---------------------------------------------------------------- terms, memory
 
 
-def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
+def test_request_takes_the_most_urgent_terms_of_its_subscribers() -> None:
     one, other = (
         RequestContext("acme", deadline=5.0, weight=1.0, depth=1),
         RequestContext("acme", goal=2.0, weight=3.0, depth=4, gang="g"),
@@ -265,7 +265,7 @@ def test_a_work_goes_by_the_most_urgent_of_its_subscribers() -> None:
     assert more_urgent(one, one) is one
 
 
-def test_a_search_is_claimed_whatever_the_version_at_which_it_was_found() -> None:
+def test_table_claims_a_search_regardless_of_its_version() -> None:
     made = Table()
     work = made.join(EARLY, search())
     work.search.version = Version("c", 3)
@@ -273,7 +273,7 @@ def test_a_search_is_claimed_whatever_the_version_at_which_it_was_found() -> Non
     assert made.join(PLAIN, search()) is work, "whether that is still so is asked at the claim"
 
 
-def test_what_the_plain_object_asked_for_is_forgotten_in_time_and_early_work_is_kept() -> None:
+def test_oldest_results_of_the_original_are_released_first() -> None:
     made = Table(kept=2)
     early = made.join(EARLY, EmbedText("early"))
     made.end(early)
@@ -285,7 +285,7 @@ def test_what_the_plain_object_asked_for_is_forgotten_in_time_and_early_work_is_
     assert made.join(PLAIN, EmbedText("early")) is early
 
 
-def test_a_generation_that_both_have_claimed_lets_its_text_go() -> None:
+def test_generation_claimed_by_both_parties_releases_its_text() -> None:
     made = Table()
     work = made.join(EARLY, ASKED)
     made.join(PLAIN, ASKED)
@@ -293,7 +293,7 @@ def test_a_generation_that_both_have_claimed_lets_its_text_go() -> None:
     assert work.value is None and work.has_ended
 
 
-def test_of_a_query_that_is_over_nothing_is_left() -> None:
+def test_forgotten_query_leaves_no_requests() -> None:
     made = Table()
     made.join(EARLY, TEXT)
     made.table.forget("q")
