@@ -60,7 +60,7 @@ def figure_7(policy: object) -> Iterator[tuple[str, ...]]:
         (PerInvocation(), [("A",), ("B",), ("G",), ("H",)]),
     ],
 )
-def test_figure_7(policy: object, order: list[tuple[str, ...]]) -> None:
+def test_each_policy_serves_figure_7_in_its_order(policy: object, order: list[tuple[str, ...]]) -> None:
     assert list(figure_7(policy)) == order
 
 
@@ -100,7 +100,7 @@ def test_a_continuous_engine_frees_token_slots_when_prefilling_ends() -> None:
     assert batches(scheduler.handle(PrefillEnded(1.0, "a"))) == [("b",)]
 
 
-def test_a_request_beyond_the_tick_runs_alone_and_one_beyond_the_engine_is_rejected() -> None:
+def test_request_beyond_tick_runs_alone_and_beyond_engine_is_rejected() -> None:
     scheduler = EngineScheduler(LLM)
     assert batches(scheduler.handle(enqueue("q1", "long", size=1500))) == [("long",)]
     out = scheduler.handle(enqueue("q1", "too long", size=3000))
@@ -108,7 +108,7 @@ def test_a_request_beyond_the_tick_runs_alone_and_one_beyond_the_engine_is_rejec
     assert not scheduler.queue
 
 
-def test_cancel_drops_what_waits_and_stops_what_runs() -> None:
+def test_cancel_drops_queued_requests_and_stops_running_ones() -> None:
     scheduler = EngineScheduler(EMBEDDER)
     scheduler.handle(enqueue("q1", "a", requests=6))
     out = scheduler.handle(CancelRequests(1.0, ("a0", "a5", "unknown")))
@@ -123,7 +123,7 @@ def test_announced_depths_reorder_the_queue() -> None:
     assert batches(scheduler.handle(ReplicaUp(0.0, "0"))) == [("a",)]
 
 
-def test_nothing_is_overtaken_for_more_than_twenty_batches() -> None:
+def test_primitive_is_overtaken_by_at_most_twenty_batches() -> None:
     scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_efficient_batch=1), ())
     scheduler.handle(enqueue("q1", "shallow", 0))
     for i in range(60):
@@ -201,7 +201,7 @@ def warm_up(depth: int = 1, *, when_idle: bool = False) -> Enqueue:
     ("interference", "when_idle", "beside_prefilling", "beside_decoding"),
     [(0.3, False, False, True), (0.3, True, False, False), (1.0, False, False, False)],
 )
-def test_warm_ups_do_not_delay_what_gates_more(
+def test_warm_ups_do_not_delay_deeper_requests(
     interference: float, when_idle: bool, beside_prefilling: bool, beside_decoding: bool
 ) -> None:
     scheduler = EngineScheduler(replace(LLM, interference=interference))
@@ -213,7 +213,7 @@ def test_warm_ups_do_not_delay_what_gates_more(
 
 
 @pytest.mark.parametrize(("others", "begins"), [(0, True), (1, True), (2, False)])
-def test_a_warm_up_does_not_slow_others_by_more_than_its_query_gains(others: int, begins: bool) -> None:
+def test_warm_up_waits_if_its_slowdown_exceeds_its_gain(others: int, begins: bool) -> None:
     scheduler = EngineScheduler(replace(LLM, interference=0.5))
     for number in range(others):
         scheduler.handle(enqueue(f"other{number}", f"answer{number}", size=100))
@@ -224,7 +224,7 @@ def test_a_warm_up_does_not_slow_others_by_more_than_its_query_gains(others: int
 
 
 @pytest.mark.parametrize(("rider", "size"), [(2, 32), (3, 30)])
-def test_what_is_small_goes_along_in_a_batch_that_runs_as_one(rider: int, size: int) -> None:
+def test_small_requests_ride_along_in_a_static_batch(rider: int, size: int) -> None:
     """Two queries embed a document and a question each; the questions are nearer to the output."""
     scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
     scheduler.handle(enqueue("busy", "busy", requests=32))
@@ -247,7 +247,7 @@ def test_what_is_small_goes_along_in_a_batch_that_runs_as_one(rider: int, size: 
         ((40, 20), [32, 0]),
     ],
 )
-def test_a_batch_that_runs_as_one_takes_what_fits_as_a_whole(documents: tuple[int, ...], taken: list[int]) -> None:
+def test_static_batch_prefers_primitives_that_fit_whole(documents: tuple[int, ...], taken: list[int]) -> None:
     scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
     scheduler.handle(enqueue("busy", "busy", requests=32))
     for number, size in enumerate(documents):
@@ -256,7 +256,7 @@ def test_a_batch_that_runs_as_one_takes_what_fits_as_a_whole(documents: tuple[in
     assert [sum(name.startswith(f"q{n}.") for name in batch) for n in range(len(documents))] == taken
 
 
-def test_what_never_fits_beside_others_has_its_turn() -> None:
+def test_large_primitive_that_never_fits_still_gets_its_turn() -> None:
     scheduler = EngineScheduler(EngineProfile(batching=Batching.STATIC, max_batch=32, max_efficient_batch=32))
     scheduler.handle(enqueue("first", "first", requests=20))
     scheduler.handle(enqueue("small0", "small0", requests=20))

@@ -47,7 +47,7 @@ def test_one_app_is_served_in_order_of_arrival() -> None:
     assert served(scheduler) == ["a0", "a1", "a2", "a3", "a4"]
 
 
-def test_two_apps_take_turns_whoever_came_first() -> None:
+def test_two_apps_take_turns_regardless_of_arrival() -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     for app in "ab":
         for number in range(3):
@@ -56,7 +56,7 @@ def test_two_apps_take_turns_whoever_came_first() -> None:
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, 5), (3.0, 7), (0.25, 2)])
-def test_shares_are_as_weights(weight: float, expected: int) -> None:
+def test_apps_are_served_in_proportion_to_weights(weight: float, expected: int) -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     for number in range(15):  # few enough that nothing waits for more than 20 batches
         scheduler.handle(enqueue("a", number))
@@ -65,7 +65,7 @@ def test_shares_are_as_weights(weight: float, expected: int) -> None:
     assert abs(Counter(name[0] for name in served(scheduler)[:10])["b"] - expected) <= 1
 
 
-def test_units_count_not_requests() -> None:
+def test_fair_shares_count_units_not_requests() -> None:
     profile = EngineProfile(batching=Batching.CONTINUOUS, max_batch=100, max_requests=1)
     scheduler = EngineScheduler(profile, ())
     for number in range(9):
@@ -74,7 +74,7 @@ def test_units_count_not_requests() -> None:
     assert served(scheduler)[:6] == ["long0", *(f"short{i}" for i in range(5))]
 
 
-def test_an_app_that_was_away_is_owed_nothing() -> None:
+def test_idle_app_accumulates_no_credit() -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     for number in range(10):
         scheduler.handle(enqueue("a", number))
@@ -92,7 +92,7 @@ def _again(scheduler: EngineScheduler) -> EngineScheduler:
     return scheduler
 
 
-def test_a_starved_primitive_of_a_light_app_still_goes_first_after_twenty_batches() -> None:
+def test_starved_primitive_of_light_app_runs_after_twenty_batches() -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     scheduler.handle(enqueue("light", 0, weight=0.001))
     scheduler.handle(enqueue("light", 1, weight=0.001))
@@ -103,7 +103,7 @@ def test_a_starved_primitive_of_a_light_app_still_goes_first_after_twenty_batche
     assert order.index("light1") <= 21
 
 
-def test_many_apps_are_not_remembered_for_ever() -> None:
+def test_number_of_remembered_apps_is_bounded() -> None:
     seen = ServedUnits()
     for number in range(5000):
         seen.arrive(f"app{number}", waiting=False)
@@ -111,7 +111,7 @@ def test_many_apps_are_not_remembered_for_ever() -> None:
     assert len(seen._virtual_times) <= 1001
 
 
-def test_the_order_of_buckets() -> None:
+def test_buckets_are_served_by_usage_and_weight_of_apps() -> None:
     turns = {
         "q1": Turn("a", 1.0, 10),
         "q2": Turn("a", 1.0, 10),

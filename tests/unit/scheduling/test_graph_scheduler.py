@@ -80,7 +80,7 @@ class Driver:
         return self.say(PrimitiveFailed(1.0, "q", name))
 
 
-def test_a_diamond_runs_in_order_and_values_are_released_after_their_last_reader() -> None:
+def test_diamond_runs_in_order_and_releases_values_after_last_reader() -> None:
     d = Driver([embed("a", "$input"), embed("b", "a"), embed("c", "a"), call("d", "b", "c")], "d")
     assert d.first == ["dispatch a@2"]
     assert d.done("a") == ["release $input", "dispatch b@1", "dispatch c@1"]
@@ -126,19 +126,19 @@ def test_a_full_prefilling_overtakes_a_warm_up_that_has_not_started() -> None:
     assert running.done("w") == ["dispatch f@0"]
 
 
-def test_a_failed_warm_up_is_no_failure() -> None:
+def test_failed_warm_up_does_not_fail_the_query() -> None:
     d = Driver(
         [Primitive("w", K.PARTIAL_PREFILLING, "llm"), Primitive("f", K.FULL_PREFILLING, "llm", after=("w",))], "f"
     )
     assert d.fail("w") == ["dispatch f@0"]
 
 
-def test_a_failure_cuts_off_what_needs_it_and_ends_the_query() -> None:
+def test_failure_cancels_dependents_and_ends_the_query() -> None:
     d = Driver([embed("a"), embed("b", "a"), embed("side"), call("out", "b", "side")], "out")
     assert d.fail("a") == ["release a", "release b", "release side", "cancel side", "end failed by a"]
 
 
-def test_ahead_of_the_plain_object_a_failure_stops_its_branch_only() -> None:
+def test_prefetched_failure_stops_only_its_own_branch() -> None:
     d = Driver([embed("a"), embed("b", "a"), embed("c"), call("out", "c")], "out", original_runs=True)
     assert d.fail("a") == ["release a"]
     assert d.done("c") == ["runcall out"]
@@ -200,7 +200,7 @@ def growing() -> Driver:
     return Driver(primitives, "m")
 
 
-def test_items_that_close_early_get_speculative_instances_and_right_ones_are_used() -> None:
+def test_closed_items_get_speculative_instances_used_if_right() -> None:
     d = growing()
     d.done("p")
     assert d.say(ItemClosed(1.0, "q", "d", 0, "d#0")) == ["dispatch m[0]/e@2"]
@@ -218,7 +218,7 @@ def test_items_that_close_early_get_speculative_instances_and_right_ones_are_use
 PART = Graph([embed("a", "$input"), call("b", "a"), embed("c", "b", "$input")], Ref("c"))
 
 
-def test_a_part_that_begins_later_joins_the_query() -> None:
+def test_subplan_that_begins_later_joins_the_query() -> None:
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     assert d.say(SubplanBegun(1.0, "q", "part1", PART, "$part1")) == ["dispatch part1/a@2"]
     assert d.say(SubplanBegun(1.0, "q", "part2", PART, "$part2")) == ["dispatch part2/a@2"]
@@ -230,7 +230,7 @@ def test_a_part_that_begins_later_joins_the_query() -> None:
     assert d.say(Close(3.0, "q")) == ["cancel user", "end closed"]
 
 
-def test_a_part_is_deeper_by_where_it_ends() -> None:
+def test_subplan_depths_are_raised_by_its_end_depth() -> None:
     each = [
         call("list", "$input"),
         Primitive("m", K.MAP, inputs=named(items=Ref("list"), pre=Ref("$input")), fragment=BODY),
@@ -250,7 +250,7 @@ def test_a_part_is_deeper_by_where_it_ends() -> None:
     }  # fmt: skip
 
 
-def test_what_is_wanted_of_parts_of_a_gang() -> None:
+def test_subplans_of_a_gang_get_gang_objectives() -> None:
     """As of the instances of a MAP: what is waited for alone becomes a member; gangs inside keep to themselves."""
     inner = Primitive("m", K.MAP, inputs=named(items=Ref("e"), pre=Ref("$input")), fragment=BODY)
     whole = Graph(
@@ -277,7 +277,7 @@ def test_what_is_wanted_of_parts_of_a_gang() -> None:
     }  # fmt: skip
 
 
-def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
+def test_dead_end_of_an_instance_has_its_subplans_depth() -> None:
     aside = Fragment(Graph([embed("e", "$item"), embed("aside", "$item"), call("s", "e")], Ref("s")), Ref("s"))
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
     holder = Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=aside)
@@ -285,7 +285,7 @@ def test_what_leads_nowhere_in_an_instance_is_as_deep_as_its_part() -> None:
     assert d.say(Expanded(1.0, "q", "part1/m", 1)) == ["dispatch part1/m[0]/e@6", "dispatch part1/m[0]/aside@4"]
 
 
-def test_depths_that_a_part_announces_anew_are_those_in_the_whole_query() -> None:
+def test_subplan_announces_changed_depths_of_the_whole_query() -> None:
     once = Fragment(Graph([embed("e", "$carry")], Ref("e")), Ref("e"))
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=once)
     d = Driver([Primitive("user", K.OPAQUE)], "user", original_runs=True)
@@ -296,7 +296,7 @@ def test_depths_that_a_part_announces_anew_are_those_in_the_whole_query() -> Non
     assert [i.depths for i in out if isinstance(i, Reprioritise)] == [{"part1/first": 14}]
 
 
-def test_a_list_grows_inside_a_part() -> None:
+def test_streamed_list_grows_inside_a_subplan() -> None:
     primitives = [
         Primitive("p", K.PREFILLING, "llm"),
         Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")), attributes=Attributes(stream_items=("m",))),
@@ -320,7 +320,7 @@ def test_fold_chains_its_instances() -> None:
     assert "collect f" in d.done("f[1]/step")
 
 
-def test_fold_is_laid_out_before_the_value_that_it_begins_with() -> None:
+def test_fold_expands_before_its_initial_value_is_ready() -> None:
     body = Fragment(Graph([call("known", "$item"), call("step", "known", "$carry")], Ref("step")), Ref("step"))
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
     d = Driver([call("list"), embed("first", "$input"), fold], "f")
@@ -333,7 +333,7 @@ def test_fold_is_laid_out_before_the_value_that_it_begins_with() -> None:
     assert "collect f" in d.done("f[1]/step")
 
 
-def test_fold_of_nothing_waits_for_the_value_that_it_begins_with() -> None:
+def test_fold_over_nothing_waits_for_its_initial_value() -> None:
     body = Fragment(Graph([call("step", "$item", "$carry")], Ref("step")), Ref("step"))
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
     d = Driver([call("list"), embed("first", "$input"), fold], "f")
@@ -342,7 +342,7 @@ def test_fold_of_nothing_waits_for_the_value_that_it_begins_with() -> None:
     assert "collect f" in d.done("first")
 
 
-def test_fold_ends_with_the_value_that_it_begins_with() -> None:
+def test_fold_fails_if_its_initial_value_fails() -> None:
     body = Fragment(Graph([call("step", "$item", "$carry")], Ref("step")), Ref("step"))
     fold = Primitive("f", K.FOLD, inputs=named(items=Ref("list"), init=Ref("first")), fragment=body)
     d = Driver([call("list"), embed("first", "$input"), fold], "f")
@@ -351,7 +351,7 @@ def test_fold_ends_with_the_value_that_it_begins_with() -> None:
     assert any(word.startswith("end failed") for word in d.say(PrimitiveFailed(1.0, "q", "first")))
 
 
-def test_an_answer_that_breaks_off_behind_its_first_piece_ends_the_query() -> None:
+def test_failure_after_the_first_piece_ends_the_query() -> None:
     lead = Primitive("lead", K.PREFILLING, "llm", named(question=Ref("$input")))
     d = Driver([lead, Primitive("text", K.DECODING, "llm", named(lead=Ref("lead"))), call("last", "text")], "last")
     d.done("lead")
@@ -359,7 +359,7 @@ def test_an_answer_that_breaks_off_behind_its_first_piece_ends_the_query() -> No
     assert not d.scheduler.queries
 
 
-def test_loop_goes_on_while_its_body_says_so() -> None:
+def test_loop_repeats_while_its_body_continues() -> None:
     body = Fragment(Graph([call("step", "$carry")], Ref("step")), Ref("step"))
     d = Driver([Primitive("l", K.LOOP, inputs=named(init=Ref("$input")), fragment=body)], "l")
     assert d.first == ["runcall l[0]/step"]
@@ -382,7 +382,7 @@ def test_branch_takes_one_arm() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 12), st.data())
-def test_every_query_ends_and_nothing_starts_before_what_it_waits_for(size: int, data: st.DataObject) -> None:
+def test_every_query_ends_and_no_primitive_starts_before_its_parents(size: int, data: st.DataObject) -> None:
     primitives = []
     for i in range(size):
         reads = data.draw(st.lists(st.sampled_from([f"p{j}" for j in range(i)]), max_size=3, unique=True)) if i else []

@@ -63,18 +63,18 @@ REDUCE = enqueue("1", "reduce", CALL)
     ],
     ids=["younger", "older", "behind a call", "no call", "no member", "no other app", "twice"],
 )
-def test_a_call_passes_members_of_gangs_of_younger_queries(comings: list[Enqueue], expected: str) -> None:
+def test_call_overtakes_gang_members_of_younger_queries(comings: list[Enqueue], expected: str) -> None:
     assert line(scheduler(), *comings) == expected.split()
 
 
-def test_warm_ups_are_not_in_its_way() -> None:
+def test_call_overtakes_a_younger_gang_despite_warm_ups() -> None:
     """They are behind all others in any case."""
     busy, warm_up = enqueue("1", "map", MEMBER), enqueue("2", "warm-up", WARM_UP)
     found = line(scheduler(), busy, enqueue("2", "map", MEMBER), warm_up, REDUCE)
     assert found.index("1reduce") < found.index("2map")
 
 
-def test_what_has_been_computed_stands_in_no_line() -> None:
+def test_prefilled_requests_do_not_change_the_priority_of_a_call() -> None:
     one = scheduler()
     line(one, OLD, *YOUNG)
     for name in ("1map", "2map0", "2map1"):
@@ -87,14 +87,14 @@ def test_other_policies_keep_the_order_of_admission(policy: str) -> None:
     assert line(scheduler(policy), OLD, *YOUNG, REDUCE) == ["1map", "2map0", "2map1", "1reduce"]
 
 
-def test_a_member_is_passed_by_finitely_many() -> None:
+def test_gang_member_is_not_overtaken_by_younger_queries() -> None:
     """Those that come after it are younger: they do not pass it, however many they are."""
     one = scheduler()
     comings = [enqueue(f"{n}", name, kind) for n in range(20) for name, kind in (("map", MEMBER), ("call", CALL))]
     assert line(one, *comings)[:2] == ["0map", "0call"]
 
 
-def test_queries_are_numbered_as_they_come_and_the_first_of_very_many_forgotten() -> None:
+def test_queries_are_numbered_in_order_and_the_oldest_forgotten() -> None:
     order = QueryNumbers()
     assert [order.number(name) for name in ("a", "b", "a")] == [0, 1, 0]
     for other in range(MAX_NUMBERED_QUERIES):
@@ -103,7 +103,7 @@ def test_queries_are_numbered_as_they_come_and_the_first_of_very_many_forgotten(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_warm_up_that_has_to_wait_holds_up_nobody(policy: str) -> None:
+def test_waiting_warm_up_does_not_block_other_requests(policy: str) -> None:
     """Not even where one invocation is served after the other."""
     profile = replace(LLM, interference=0.5, prefix_caching=True)
     one = EngineScheduler(profile, ("0", "1"), POLICIES[policy]())

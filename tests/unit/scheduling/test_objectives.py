@@ -36,12 +36,12 @@ def objectives(*primitives: Primitive, output: str) -> dict[str, str]:
     }
 
 
-def test_a_chain_is_waited_for_from_end_to_end() -> None:
+def test_all_primitives_of_a_chain_are_latency_bound() -> None:
     found = objectives(p("e", K.EMBEDDING, "$input"), p("s", K.SEARCHING, "e"), *ask("a", "s"), output="a")
     assert set(found.values()) == {"latency"}
 
 
-def test_maps_before_a_reduce_are_a_gang_with_all_that_leads_to_one_of_them_alone() -> None:
+def test_maps_before_a_reduce_form_a_gang_with_their_inputs() -> None:
     maps = [made for i in range(3) for made in (p(f"e{i}", K.EMBEDDING, "split"), *ask(f"m{i}", f"e{i}"))]
     calls = [p(f"parse{i}", K.CALL, f"m{i}") for i in range(3)]
     reads = [f"parse{i}" for i in range(3)]
@@ -52,14 +52,14 @@ def test_maps_before_a_reduce_are_a_gang_with_all_that_leads_to_one_of_them_alon
     assert {found["split"], found["split.prefilling"], found["reduce"]} == {"latency"}
 
 
-def test_branches_that_do_different_things_are_no_gang() -> None:
+def test_branches_of_different_kinds_form_no_gang() -> None:
     found = objectives(p("e", K.EMBEDDING, "$input"), p("s", K.SEARCHING, "e"), *ask("rewrite", "$input"),
                        p("found", K.CALL, "s"), p("text", K.CALL, "rewrite"), *ask("a", "found", "text"),
                        output="a")  # fmt: skip
     assert set(found.values()) == {"latency"}
 
 
-def test_what_somebody_else_needs_as_well_is_waited_for() -> None:
+def test_value_needed_outside_the_gang_is_latency_bound() -> None:
     found = objectives(p("e0", K.EMBEDDING, "$input"), p("e1", K.EMBEDDING, "$input"),
                        p("s0", K.SEARCHING, "e0"), p("s1", K.SEARCHING, "e1"),
                        p("both", K.AGGREGATE, "s0", "s1"), p("check", K.CALL, "both", "e1"),
@@ -68,7 +68,7 @@ def test_what_somebody_else_needs_as_well_is_waited_for() -> None:
     assert found["e1"] == "latency"
 
 
-def test_gangs_within_gangs_and_ways_that_part() -> None:
+def test_nested_gangs_are_separate_and_shared_input_is_latency_bound() -> None:
     """Two summaries, each of two searches; all four searches start from one embedding."""
     searches = [p(f"s{i}{j}", K.SEARCHING, "e") for i in range(2) for j in range(2)]
     found = objectives(p("e", K.EMBEDDING, "$input"), *searches, *ask("a0", "s00", "s01"), *ask("a1", "s10", "s11"),
@@ -79,11 +79,11 @@ def test_gangs_within_gangs_and_ways_that_part() -> None:
 
 
 @pytest.mark.parametrize(("more", "said"), [({"size": 9}, "gang e"), ({"size": 1}, "latency"), ({}, "gang e")])
-def test_the_requests_of_one_primitive_are_a_gang_unless_it_has_one(more: dict[str, Any], said: str) -> None:
+def test_requests_of_one_batchable_primitive_form_a_gang(more: dict[str, Any], said: str) -> None:
     assert objectives(p("e", K.EMBEDDING, "$input", batchable=True, **more), output="e") == {"e": said}
 
 
-def test_nobody_waits_for_a_warm_up() -> None:
+def test_warm_up_gets_the_background_objective() -> None:
     full = p("full", K.FULL_PREFILLING, "e", after=("part",))
     graph = [p("part", K.PARTIAL_PREFILLING, "$input"), p("e", K.EMBEDDING, "$input"), full]
     found = objectives(*graph, p("a", K.DECODING, "full"), output="a")
@@ -109,7 +109,7 @@ def spliced(kind: PrimitiveKind, items: int) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_instances_of_a_map_are_a_gang_and_rounds_of_a_fold_are_not() -> None:
+def test_map_instances_form_a_gang_but_fold_rounds_do_not() -> None:
     assert spliced(K.MAP, 2) == {f"h[{i}]/{name}": ("throughput", "h") for i in range(2) for name in ("e", "s")}, (
         "instances of a MAP"
     )
@@ -140,7 +140,7 @@ def served(scheduler: EngineScheduler, *, late: int = 0) -> list[str]:
     return order
 
 
-def test_a_call_that_is_waited_for_passes_the_rest_of_a_gang() -> None:
+def test_latency_bound_call_overtakes_the_rest_of_a_gang() -> None:
     scheduler = llm(2)
     for i in range(6):
         scheduler.handle(enqueue("q1", f"map{i}", Objective.THROUGHPUT))
@@ -149,7 +149,7 @@ def test_a_call_that_is_waited_for_passes_the_rest_of_a_gang() -> None:
     assert served(scheduler) == ["map0", "map1", "answer", "map2", "map3", "map4", "map5", "warm-up"]
 
 
-def test_a_gang_is_not_overtaken_for_ever() -> None:
+def test_gang_is_overtaken_a_bounded_number_of_times() -> None:
     scheduler = llm(1)
     scheduler.handle(enqueue("q0", "first", Objective.LATENCY))
     scheduler.handle(enqueue("q1", "map", Objective.THROUGHPUT))
@@ -157,7 +157,7 @@ def test_a_gang_is_not_overtaken_for_ever() -> None:
     assert 20 <= order.index("map") <= 22
 
 
-def test_the_engine_is_told_the_order_of_admission() -> None:
+def test_batch_priorities_follow_the_order_of_admission() -> None:
     """Members of a gang keep their place there: to let later ones pass cost a third of the mean latency under load
     (`examples/06_compare_policies.py`), since the oldest queries then ended last."""
     scheduler = llm(9)

@@ -10,7 +10,7 @@ from teola_plugin.scheduling.engine_queue import CacheCleared, CacheRemoved, Cac
 from teola_plugin.scheduling.placement import PlacementChoice, PlacementRequest, PlacementRule
 
 
-def test_nothing_known_goes_where_load_is_least() -> None:
+def test_unknown_prefix_goes_to_the_least_loaded_replica() -> None:
     placement = e2("a", "b")
     assert send(placement, ask("1", ("x", 320))) == PlacementChoice("a", 320, PlacementRule.EXPLORE)
     assert send(placement, ask("2", ("y", 160))) == PlacementChoice("b", 160, PlacementRule.EXPLORE)
@@ -28,13 +28,15 @@ def test_nothing_known_goes_where_load_is_least() -> None:
         (320, PlacementRule.EXPLORE, "b", 480),
     ],
 )
-def test_it_exploits_what_saves_more_than_it_costs(rest: int, why: PlacementRule, replica: str, units: int) -> None:
+def test_cached_prefix_is_exploited_only_if_it_outweighs_the_rest(
+    rest: int, why: PlacementRule, replica: str, units: int
+) -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 160), ("q", 1600)), "a")
     assert placement.choose_replica(ask("2", ("x", 160), ("r", rest)), anywhere) == PlacementChoice(replica, units, why)
 
 
-def test_among_several_that_hold_it_the_least_loaded_is_exploited() -> None:
+def test_least_loaded_of_the_prefix_holders_is_exploited() -> None:
     placement = e2("a", "b", "c")
     send(placement, ask("1", ("x", 320)), "a")
     send(placement, ask("2", ("x", 320)), "b")
@@ -48,7 +50,7 @@ def test_among_several_that_hold_it_the_least_loaded_is_exploited() -> None:
     )
 
 
-def test_one_that_holds_a_little_less_is_as_good_one_that_holds_much_less_is_not() -> None:
+def test_holder_of_a_slightly_shorter_prefix_counts_as_equal() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320), ("q", 160)), "a")
     send(placement, ask("2", ("x", 320)), "b")
@@ -59,7 +61,7 @@ def test_one_that_holds_a_little_less_is_as_good_one_that_holds_much_less_is_not
     assert far == PlacementChoice("a", 16, PlacementRule.EXPLOIT)
 
 
-def test_exploring_counts_what_is_cached_there() -> None:
+def test_exploring_subtracts_the_prefix_cached_on_a_replica() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 160), ("y", 160)), "a")
     send(placement, ask("2", ("z", 272)), "b")
@@ -69,7 +71,7 @@ def test_exploring_counts_what_is_cached_there() -> None:
     )
 
 
-def test_exploring_counts_what_would_be_driven_out() -> None:
+def test_exploring_adds_the_cost_of_evicted_blocks() -> None:
     placement = e2("a", "b", options=E2Options(capacity=20))
     for name in ("1", "2", "3"):
         send(placement, ask(name, ("x", 320)), "a", units=160)
@@ -81,7 +83,7 @@ def test_exploring_counts_what_would_be_driven_out() -> None:
     assert placement.choose_replica(ask("9", ("z", 160)), anywhere) == PlacementChoice("a", 160, PlacementRule.EXPLORE)
 
 
-def test_what_has_to_be_prefilled_goes_to_the_replica_that_decodes() -> None:
+def test_new_prefix_goes_to_the_replica_that_mostly_decodes() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 1600)), "a")
     for number in range(4):
@@ -97,7 +99,7 @@ def test_what_has_to_be_prefilled_goes_to_the_replica_that_decodes() -> None:
     ), "half a minute later"
 
 
-def test_where_all_replicas_decode_none_is_preferred() -> None:
+def test_no_replica_is_preferred_if_all_decode() -> None:
     placement = e2("a", "b")
     for name in ("a", "b"):
         send(placement, ask(f"first {name}", (name, 1600)), name)
@@ -108,7 +110,7 @@ def test_where_all_replicas_decode_none_is_preferred() -> None:
     assert placed is not None and placed.rule is PlacementRule.EXPLORE
 
 
-def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> None:
+def test_session_stays_on_its_replica_despite_a_better_match() -> None:
     placement = e2("a", "b")
     send(placement, ask("warm-up", ("x", 160), session="s"), "a")
     send(placement, ask("1", ("x", 160), ("y", 160)), "b")
@@ -121,9 +123,7 @@ def test_a_session_stays_at_home_even_if_another_has_more_of_its_prompt() -> Non
 @pytest.mark.parametrize(
     ("rest", "replica", "why"), [(160, "b", PlacementRule.EXPLORE), (144, "a", PlacementRule.SESSION)]
 )
-def test_a_session_leaves_a_crowded_home_where_little_of_its_prompt_is(
-    rest: int, replica: str, why: PlacementRule
-) -> None:
+def test_session_leaves_a_crowded_replica_with_little_cached(rest: int, replica: str, why: PlacementRule) -> None:
     placement = e2("a", "b")
     send(placement, ask("warm-up", ("x", 160), session="s"), "a")
     placement.record_ended(0.0, ["warm-up"])
@@ -135,7 +135,7 @@ def test_a_session_leaves_a_crowded_home_where_little_of_its_prompt_is(
     assert (placed.replica, placed.rule) == (replica, why)
 
 
-def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
+def test_session_with_unknown_prompt_waits_for_its_replica() -> None:
     placement = e2("a", "b")
     send(placement, PlacementRequest("warm-up", 100, session="s"), "a")
     assert placement.choose_replica(PlacementRequest("full", 200, session="s"), but("a")) is None
@@ -144,7 +144,7 @@ def test_a_session_whose_prompt_is_not_known_waits_for_its_home() -> None:
     )
 
 
-def test_requests_that_are_cancelled_while_they_wait_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_waiting_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teola_plugin.scheduling.placement.e2.MAX_PREFERENCES", 5)
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")
@@ -155,14 +155,14 @@ def test_requests_that_are_cancelled_while_they_wait_are_forgotten(monkeypatch: 
         assert len(placement._preferences) <= 5
 
 
-def test_news_of_an_unknown_replica_are_ignored() -> None:
+def test_cache_event_of_an_unknown_replica_is_ignored() -> None:
     placement = e2("a")
     known = ask("1", ("x", 320))
     placement.record_cache_event(CacheStored(0.0, "gone", known.blocks))
     assert placement.choose_replica(known, anywhere) == PlacementChoice("a", 320, PlacementRule.EXPLORE)
 
 
-def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> None:
+def test_request_waits_for_its_prefix_while_that_is_cheaper() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # for 0.320 s
     one, two, three = (ask(name, ("x", 320), ("q", 96)) for name in ("2", "3", "4"))
@@ -179,7 +179,7 @@ def test_it_waits_for_its_prefix_while_that_is_cheaper_than_computing_it() -> No
     assert placement.choose_replica(one, but("a")) is None, "each round has a line of its own"
 
 
-def test_a_busy_replica_is_dearer_to_go_to() -> None:
+def test_busy_replica_costs_more_to_spill_to() -> None:
     placement = e2("a", "b", "c")
     send(placement, ask("1", ("x", 320)), "a", prefilling=True)  # to wait takes 0.416: as much as to go, at first
     send(placement, ask("2", ("y", 160)), "b")
@@ -190,7 +190,7 @@ def test_a_busy_replica_is_dearer_to_go_to() -> None:
     ), "0.512 by now"
 
 
-def test_a_long_line_is_left_for_an_replica_that_prefills_nothing() -> None:
+def test_request_spills_from_a_long_queue_to_an_idle_replica() -> None:
     placement = e2("a", "b")
     same = ("x", 320), ("q", 96)
     send(placement, ask("1", ("x", 320)), "a")
@@ -208,7 +208,7 @@ def test_a_long_line_is_left_for_an_replica_that_prefills_nothing() -> None:
     )
 
 
-def test_what_is_urgent_does_not_wait() -> None:
+def test_urgent_request_does_not_wait_for_its_prefix() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320)), "a")
     placement.record_prefilled(0.1, "1")
@@ -218,7 +218,7 @@ def test_what_is_urgent_does_not_wait() -> None:
     assert placement.choose_replica(ask("3", ("x", 320), urgent=True), but("a", "b")) is None
 
 
-def test_a_gang_is_together_where_it_shares_a_prefix_and_apart_where_it_does_not() -> None:
+def test_gang_stays_together_only_if_it_shares_a_prefix() -> None:
     placement = e2("a", "b", "c")
     send(placement, ask("busy", ("z", 800)), "b")
     send(placement, ask("busier", ("w", 1600)), "c")
@@ -242,7 +242,7 @@ def test_a_dead_replica_is_never_chosen() -> None:
     assert placement.choose_replica(ask("5", ("x", 320)), anywhere) is None
 
 
-def test_it_believes_what_an_engine_says_of_its_cache() -> None:
+def test_placement_follows_the_cache_events_of_engines() -> None:
     placement = e2("a", "b")
     known = ask("1", ("x", 320))
     placement.record_cache_event(CacheStored(0.0, "b", known.blocks))
@@ -263,7 +263,7 @@ def test_requests_without_blocks_are_spread_by_load() -> None:
     assert [send(placement, PlacementRequest(str(i), 100)).replica for i in range(4)] == ["a", "b", "a", "b"]
 
 
-def test_gangs_and_sessions_are_forgotten_some_time() -> None:
+def test_number_of_remembered_gangs_is_bounded() -> None:
     placement = e2("a", "b", options=E2Options(gangs=3))
     for number in range(9):
         send(placement, ask(f"r{number}", ("x", 16), gang=f"g{number}", session=f"s{number}"))

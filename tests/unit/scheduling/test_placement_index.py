@@ -43,7 +43,7 @@ steps = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(steps, max_size=25), prompts)
-def test_a_match_is_what_brute_force_finds(changes: list[tuple[str, str, str, int]], asked: str) -> None:
+def test_prefix_match_equals_brute_force_search(changes: list[tuple[str, str, str, int]], asked: str) -> None:
     index = PrefixIndex(LARGE)
     known: dict[str, set[str]] = {name: set() for name in REPLICAS}
     for at, (what, name, text, keeps) in enumerate(changes):
@@ -68,7 +68,7 @@ def test_a_match_is_what_brute_force_finds(changes: list[tuple[str, str, str, in
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(REPLICAS), prompts), max_size=40), st.integers(1, 12))
-def test_memory_is_bounded_and_the_newest_prompt_is_known(changes: list[tuple[str, str]], capacity: int) -> None:
+def test_index_memory_is_bounded_and_the_newest_prompt_kept(changes: list[tuple[str, str]], capacity: int) -> None:
     index = PrefixIndex(capacity)
     for at, (name, text) in enumerate(changes):
         index.hold(name, blocks(text), at)
@@ -76,7 +76,7 @@ def test_memory_is_bounded_and_the_newest_prompt_is_known(changes: list[tuple[st
         assert index.match(blocks(text)).at(name) == min(len(text), capacity)
 
 
-def test_the_coldest_prompt_goes_first_and_shared_beginnings_last() -> None:
+def test_coldest_prompt_is_evicted_before_shared_prefixes() -> None:
     index = PrefixIndex(8)
     for at, text in enumerate(["sys.A1", "sys.B"]):  # 4 shared blocks, then 2, then 1
         index.hold("a", blocks(text), at)
@@ -86,14 +86,14 @@ def test_the_coldest_prompt_goes_first_and_shared_beginnings_last() -> None:
     assert index.match(blocks("sys.B")).depth == 5
 
 
-def test_a_use_keeps_a_prompt_warm() -> None:
+def test_recently_used_prompt_is_not_evicted() -> None:
     index = PrefixIndex(4)
     for at, text in enumerate(["aa", "bb", "aa", "cc"]):
         index.hold("a", blocks(text), at)
     assert [index.match(blocks(text)).depth for text in ("aa", "bb", "cc")] == [2, 0, 2]
 
 
-def test_what_a_request_drives_out_is_weighed_by_those_that_shared_it() -> None:
+def test_eviction_loss_is_weighted_by_sharing_requests() -> None:
     index = PrefixIndex(10)
     for at in range(3):
         index.hold("a", blocks("pppp"), at)
@@ -108,13 +108,13 @@ def test_what_a_request_drives_out_is_weighed_by_those_that_shared_it() -> None:
     assert index.loss("a", 4, 1000.0) == 0.0, "nobody has asked for it lately"
 
 
-def test_a_prompt_longer_than_the_cache_is_known_as_far_as_it_fits() -> None:
+def test_prompt_longer_than_the_cache_is_indexed_up_to_capacity() -> None:
     index = PrefixIndex(3)
     index.hold("a", blocks("abcdef"), 0)
     assert index.match(blocks("abcdef")).depth == 3
 
 
-def test_the_key_portion_is_the_last_run_longer_than_all_before_it() -> None:
+def test_key_portion_is_the_last_run_longer_than_earlier_ones() -> None:
     index = PrefixIndex(LARGE)
     for at, text in enumerate(["ss" + "t" * 9 + "q1", "ss" + "t" * 9 + "q2", "ss" + "u" * 9]):
         path = index.hold("a", blocks(text), at)
@@ -125,7 +125,7 @@ def test_the_key_portion_is_the_last_run_longer_than_all_before_it() -> None:
     assert key_portion(()) == 0
 
 
-def test_the_name_of_a_key_portion_stays_with_its_prompts_when_others_share_its_beginning() -> None:
+def test_key_portion_keeps_its_name_when_its_run_is_split() -> None:
     index = PrefixIndex(LARGE)
     for at, text in enumerate(["s" + "t" * 9 + "q1", "s" + "t" * 9 + "q2"]):
         path = index.hold("a", blocks(text), at)
@@ -138,7 +138,7 @@ def test_the_name_of_a_key_portion_stays_with_its_prompts_when_others_share_its_
     assert name not in {run.name for run in other}
 
 
-def test_stale_entries_do_not_pile_up() -> None:
+def test_stale_index_entries_do_not_accumulate() -> None:
     index = PrefixIndex(LARGE)
     for at in range(5000):
         index.hold("a", blocks("same prompt"), at)

@@ -23,7 +23,7 @@ def send(loads: LoadModel, at: float, request: str, replica: str = "a", cost: fl
     loads.record_sent(at, request, replica, cost, new=new, tokens=100, key=7)
 
 
-def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
+def test_load_sums_window_prefillings_and_pending_decodings() -> None:
     loads = model("a", decode=2.0)
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 100.0, "r2", cost=3.0)
@@ -36,7 +36,7 @@ def test_load_is_the_windows_prefillings_and_the_decodings_to_come() -> None:
     assert loads["a"].shares[7].requests == 1
 
 
-def test_the_mean_decoding_is_learnt() -> None:
+def test_mean_decoding_time_is_learned() -> None:
     loads = model("a")
     for number in range(3):
         send(loads, 0.0, f"r{number}")
@@ -45,7 +45,7 @@ def test_the_mean_decoding_is_learnt() -> None:
     assert loads.decode == pytest.approx(4.0)
 
 
-def test_the_wait_for_a_slot_is_what_is_being_prefilled_or_the_next_end() -> None:
+def test_slot_wait_is_time_to_prefill_or_next_end() -> None:
     loads = model("a", decode=6.0)
     send(loads, 0.0, "r1", cost=1.0)
     send(loads, 0.0, "r2", cost=2.0)
@@ -61,7 +61,7 @@ def test_the_wait_for_a_slot_is_what_is_being_prefilled_or_the_next_end() -> Non
     assert loads.idle == {"a"}
 
 
-def test_a_busy_replica_prefills_most_of_the_time() -> None:
+def test_prefill_share_is_the_fraction_of_time_prefilling() -> None:
     loads = model("a", "b")
     assert loads.prefill_share("a", 5.0) == 0.0
     send(loads, 10.0, "r1", cost=6.0)
@@ -70,7 +70,7 @@ def test_a_busy_replica_prefills_most_of_the_time() -> None:
     assert loads.prefill_share("b", 22.0) == 0.0
 
 
-def test_the_hit_ratio_is_of_half_a_minute() -> None:
+def test_hit_ratio_covers_the_last_half_minute() -> None:
     loads = model("a")
     send(loads, 0.0, "r1", new=10)
     assert loads["a"].hit_ratio == 0.9
@@ -78,7 +78,7 @@ def test_the_hit_ratio_is_of_half_a_minute() -> None:
     assert loads["a"].hit_ratio == 0.0
 
 
-def test_a_forgotten_replica_has_no_past() -> None:
+def test_forgotten_replica_starts_again_without_load() -> None:
     loads = model("a", "b")
     send(loads, 0.0, "r1", "a")
     loads.forget_replica("a")
@@ -93,7 +93,7 @@ def test_a_forgotten_replica_has_no_past() -> None:
     st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 60), st.floats(0.001, 9), st.booleans()), max_size=40),
     st.integers(1, 20),
 )
-def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float, bool]], most: int) -> None:
+def test_load_equals_the_brute_force_sum(sent: list[tuple[str, float, float, bool]], most: int) -> None:
     loads = LoadModel(0.5, max_history=most)
     for name in "ab":
         loads.add_replica(name)
@@ -118,7 +118,7 @@ def test_it_is_the_sum_that_brute_force_finds(sent: list[tuple[str, float, float
 @pytest.mark.parametrize(
     ("before", "now", "grown"), [([1] * 5, [2] * 5, True), ([1] * 5, [1.9] * 5, False), ([1] * 4, [9] * 5, False)]
 )
-def test_growth_is_seen_between_half_windows(before: list[float], now: list[float], grown: bool) -> None:
+def test_growth_is_detected_between_window_halves(before: list[float], now: list[float], grown: bool) -> None:
     seen = SlidingMean(90.0)
     for value in before:
         seen.add(10.0, value)
@@ -128,7 +128,7 @@ def test_growth_is_seen_between_half_windows(before: list[float], now: list[floa
     assert not seen.has_grown(1000.0, 2.0, 5), "all of it is long ago"
 
 
-def test_costs_are_the_profiles_or_a_guess_by_tokens() -> None:
+def test_prefill_cost_uses_the_profile_or_a_token_estimate() -> None:
     measured = EngineProfile({PrimitiveKind.PREFILLING: Curve.linear(0.5, 0.01)})
     assert prefill_cost(measured)(100) == pytest.approx(1.5)
     assert prefill_cost(EngineProfile())(100) == pytest.approx(0.01)

@@ -35,12 +35,12 @@ def test_the_cheapest_shared_prefixes_move(
     assert rebalance(list(loads.items()), lambda name: portions(*costs), ALWAYS) == expected
 
 
-def test_what_nobody_shares_stays() -> None:
+def test_unshared_prefixes_are_not_moved() -> None:
     found = rebalance([("a", 20.0), ("b", 1.0)], lambda name: portions(1.0, 2.0, requests=1), ALWAYS)
     assert found == []
 
 
-def test_the_only_shared_prefix_is_copied_once_first_tokens_have_slowed() -> None:
+def test_only_shared_prefix_is_copied_when_first_tokens_slow() -> None:
     hot = [("a", 20.0), ("b", 1.0)]
     assert rebalance(hot, lambda name: portions(19.0), NEVER) == []
     assert rebalance(hot, lambda name: portions(19.0), ALWAYS) == [Move(1, "a", "b", copy=True)]
@@ -57,7 +57,9 @@ def test_hottest_and_coldest_are_paired_then_the_next() -> None:
     st.lists(st.tuples(st.integers(1, 3), st.floats(0, 60)), max_size=12),
     st.integers(0, 5),
 )
-def test_no_move_makes_a_pair_change_places(levels: list[float], shares: list[tuple[int, float]], most: int) -> None:
+def test_moves_never_invert_the_load_order_of_a_pair(
+    levels: list[float], shares: list[tuple[int, float]], most: int
+) -> None:
     loads = {f"i{number}": level for number, level in enumerate(levels)}
     known = [Portion(key, requests, cost) for key, (requests, cost) in enumerate(shares, 1)]
     moves = rebalance(list(loads.items()), lambda name: known, NEVER, max_moves=most)
@@ -70,7 +72,7 @@ def test_no_move_makes_a_pair_change_places(levels: list[float], shares: list[tu
         assert after[move.source] >= after[move.target]
 
 
-def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
+def test_moved_prefix_is_served_by_its_target_until_expiry() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for number in range(4):
         for name in "xyz":
@@ -98,7 +100,7 @@ def test_a_moved_prefix_is_served_elsewhere_from_then_on() -> None:
         ((("s", 16), ("7", 8)), False),  # has the beginning, and little else
     ],
 )
-def test_a_move_is_of_those_prompts_that_it_was_counted_for(prompt: tuple[tuple[str, int], ...], moved: bool) -> None:
+def test_move_applies_only_to_prompts_it_was_counted_for(prompt: tuple[tuple[str, int], ...], moved: bool) -> None:
     """Of what all prompts begin with nothing is known before a second one comes, so it is part of the first prefix."""
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for name, units in (("x", 100), ("y", 200)):
@@ -134,7 +136,7 @@ def test_few_requests_are_not_balanced() -> None:
     assert placement.balancer.check(10.0) == []
 
 
-def test_a_dead_target_is_not_a_target() -> None:
+def test_dead_target_replica_gets_no_moved_requests() -> None:
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for number in range(4):
         for name in "xyz":

@@ -60,26 +60,26 @@ def placed(instructions: list[Instruction]) -> dict[str, str]:
         (EngineProfile(prefix_caching=True), ("0", "1"), False),
     ],
 )
-def test_prefixes_matter_to_several_replicas_that_cache_them(
+def test_scheduler_wants_blocks_only_for_several_caching_replicas(
     profile: EngineProfile, replicas: tuple[str, ...], expected: bool
 ) -> None:
     assert EngineScheduler(profile, replicas).wants_blocks is expected
 
 
-def test_a_second_replica_brings_it_in() -> None:
+def test_second_replica_makes_the_scheduler_want_blocks() -> None:
     scheduler = EngineScheduler(LLM)
     assert not scheduler.wants_blocks
     scheduler.handle(ReplicaUp(0.0, "1"))
     assert scheduler.wants_blocks
 
 
-def test_a_static_engine_cannot_be_placed_request_by_request() -> None:
+def test_static_engine_with_e2_placement_raises_config_error() -> None:
     static = EngineProfile(prefix_caching=True)
     with pytest.raises(ConfigError, match="E2 places request by request"):
         EngineScheduler(static, ("0", "1"), placement=E2(static))
 
 
-def test_equal_prefixes_go_together_and_others_apart() -> None:
+def test_equal_prefixes_share_a_replica_and_others_do_not() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     first = placed(scheduler.handle(enqueue("x1", ("x", 320))))
     other = placed(scheduler.handle(enqueue("y1", ("y", 320))))
@@ -87,14 +87,14 @@ def test_equal_prefixes_go_together_and_others_apart() -> None:
     assert (first["x1"], other["y1"], same["x2"]) == ("0", "1", "0")
 
 
-def test_only_what_is_not_cached_fills_the_tick() -> None:
+def test_only_uncached_tokens_fill_the_tick() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     scheduler.handle(enqueue("x1", ("x", 480)))
     assert placed(scheduler.handle(enqueue("x2", ("x", 480), ("q", 16)))) == {"x2": "0"}
     assert sum(r.size for r in scheduler.running.at("0").requests.values()) == 496
 
 
-def test_topology_says_which_and_placement_where() -> None:
+def test_policy_picks_requests_and_placement_picks_replicas() -> None:
     scheduler = EngineScheduler(LLM, ())
     for name, query, depth, prefix in [("A", "1", 3, "x"), ("B", "1", 1, "y"), ("G", "2", 1, "x"), ("H", "2", 3, "y")]:
         scheduler.handle(enqueue(name, (prefix, 480), (name, 16), query=query, depth=depth))
@@ -115,7 +115,7 @@ def test_a_session_follows_its_warm_up() -> None:
     assert placed(scheduler.handle(enqueue("full", ("x", 160), ("y", 160), session="s"))) == {"full": "1"}
 
 
-def test_what_waits_for_its_prefix_lets_others_pass_and_gets_the_next_slot() -> None:
+def test_request_waiting_for_its_prefix_yields_then_goes_next() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     for name in ("x1", "x2", "x3"):
         scheduler.handle(enqueue(name, ("x", 480)))
@@ -144,7 +144,7 @@ def test_a_drained_replica_gets_nothing_and_ends_what_it_has() -> None:
     assert list(scheduler.running.by_id) == ["x2"]
 
 
-def test_a_warm_up_delays_nothing_deeper_on_any_replica() -> None:
+def test_warm_up_delays_no_deeper_request_on_any_replica() -> None:
     scheduler = EngineScheduler(replace(LLM, interference=1.0), ("0", "1"))
     scheduler.handle(enqueue("deep0", ("x", 64), depth=5))
     scheduler.handle(enqueue("deep1", ("y", 64), depth=5))
@@ -166,7 +166,7 @@ def test_apps_share_all_replicas_by_weight() -> None:
     assert sum(name.startswith("heavy") for name in order[2:14]) in (8, 9, 10)
 
 
-def test_news_of_a_cache_reach_the_placement() -> None:
+def test_cache_events_reach_the_placement() -> None:
     scheduler = EngineScheduler(LLM, ("0", "1"))
     event = enqueue("x1", ("x", 320))
     scheduler.handle(CacheStored(0.0, "1", event.requests[0].blocks))
@@ -206,7 +206,7 @@ def test_a_large_request_is_not_starved_by_small_ones() -> None:
     st.sampled_from([TopologyAware(), PerInvocation(), ThroughputOriented()]),
     st.integers(2, 4),
 )
-def test_every_request_runs_once_on_a_live_replica_and_slots_are_never_overrun(
+def test_requests_run_once_on_live_replicas_within_slot_limits(
     steps: list[tuple[str, int, str, int, int, str, str]], policy: object, replicas: int
 ) -> None:
     scheduler = EngineScheduler(LLM, tuple(map(str, range(replicas))), policy)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
     return queue, Busy({f"q{i}": rng.randrange(5) for i in range(rng.randrange(3))})
 
 
-def test_what_is_picked_is_what_looking_at_everything_picks() -> None:
+def test_picked_batch_equals_exhaustive_search() -> None:
     for seed in range(1500):
         rng = random.Random(seed)
         queue, running = made(rng)
@@ -150,7 +150,7 @@ def test_only_buckets_that_fill_the_batch_are_sorted(apps: int) -> None:
     assert 4 <= Counting.sorted <= 6
 
 
-def test_a_waiting_prompt_costs_little_each_time_that_slots_come_free() -> None:
+def test_waiting_prompt_costs_little_per_scheduling_round() -> None:
     """The cost of a long queue grows with its square, but slowly: instructions for each prompt and each time."""
     extra = steps(lambda: driven(160)) - 2 * steps(lambda: driven(80))
     assert extra / (2 * 80) ** 2 < 90

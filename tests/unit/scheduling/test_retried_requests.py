@@ -51,7 +51,7 @@ FIELDS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
-def test_a_retry_keeps(fields: dict[str, object]) -> None:
+def test_retry_keeps_the_fields_of_its_request(fields: dict[str, object]) -> None:
     scheduler = EngineScheduler(ONE)
     assert ran(scheduler.handle(enqueue("a", **fields))) == ["a"]
     scheduler.handle(ReplicaDrained(0.5, "0"))
@@ -61,7 +61,7 @@ def test_a_retry_keeps(fields: dict[str, object]) -> None:
     assert ran(scheduler.handle(ReplicaUp(2.0, "0"))) == ["a"]
 
 
-def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
+def test_retry_keeps_depth_and_objective_changed_while_running() -> None:
     scheduler = EngineScheduler(ONE)
     scheduler.handle(enqueue("a", depth=1))
     scheduler.handle(DepthChanged(0.5, "a", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
@@ -73,7 +73,7 @@ def test_a_retry_keeps_what_became_known_while_it_ran() -> None:
     assert isinstance(batch, RunBatch) and batch.urgencies == ((9, Objective.THROUGHPUT),)
 
 
-def test_a_retry_has_its_old_turn() -> None:
+def test_retry_keeps_its_old_turn_in_the_queue() -> None:
     scheduler = EngineScheduler(ONE)
     assert ran(scheduler.handle(enqueue("first"))) == ["first"]
     for later in ("second", "third"):
@@ -82,7 +82,7 @@ def test_a_retry_has_its_old_turn() -> None:
     assert ran(scheduler.handle(RequestsEnded(2.0, ("first",)))) == ["second"]
 
 
-def test_requests_of_one_primitive_go_back_in_their_order() -> None:
+def test_retried_requests_of_a_primitive_keep_their_order() -> None:
     profile = EngineProfile(batching=Batching.STATIC, max_batch=4, max_efficient_batch=4)
     scheduler = EngineScheduler(profile)
     assert ran(scheduler.handle(enqueue("a", 6))) == ["a0", "a1", "a2", "a3"]
@@ -92,18 +92,18 @@ def test_requests_of_one_primitive_go_back_in_their_order() -> None:
     assert ran(scheduler.handle(ReplicaUp(2.0, "0"))) == ["a0", "a1", "a2", "a3"]
 
 
-def test_what_runs_on_a_drained_replica_can_be_cancelled() -> None:
+def test_request_on_a_drained_replica_can_be_cancelled() -> None:
     scheduler = EngineScheduler(ONE)
     scheduler.handle(enqueue("a"))
     scheduler.handle(ReplicaDrained(0.5, "0"))
     assert scheduler.handle(CancelRequests(1.0, ("a",))) == [CancelRunning("0", ("a",))]
 
 
-def test_a_retry_of_what_does_not_run_is_answered() -> None:
+def test_retry_of_an_unknown_request_is_dropped() -> None:
     assert EngineScheduler(ONE).handle(Retried(0.0, "unknown")) == [Dropped(("unknown",))]
 
 
-def test_a_scheduler_that_breaks_its_rules_is_found() -> None:
+def test_invariant_violation_of_a_scheduler_raises() -> None:
     """The check that runs in every test after every event."""
     scheduler = EngineScheduler(ONE)
     scheduler.handle(enqueue("a"))

@@ -34,5 +34,5 @@ def batch(*primitives: tuple[int, float]) -> list[str]:
         ([(6, 0.25), (4, 0.25)], 8),  # 1.5: less than half, so that a part of the next goes along
     ],
 )
-def test_a_batch_holds(primitives: list[tuple[int, float]], taken: int) -> None:
+def test_static_batch_holds_the_expected_number_of_requests(primitives: list[tuple[int, float]], taken: int) -> None:
     assert len(batch(*primitives)) == taken

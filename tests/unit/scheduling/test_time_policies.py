@@ -52,16 +52,16 @@ HOPS = (("A1", 5, 0.4, None), ("A2", 2, 6.0, None), ("B1", 3, 0.5, None), ("B2",
         (EarliestDeadline(), "A2 A1 B1 B2"),
     ],
 )
-def test_hops_and_seconds(policy: BatchPolicy, wanted: str) -> None:
+def test_policies_order_requests_by_hops_or_seconds(policy: BatchPolicy, wanted: str) -> None:
     assert order(policy, *HOPS) == wanted
 
 
 @pytest.mark.parametrize("policy", [CriticalPath(), ShortestRemaining(), EarliestDeadline()])
-def test_where_nobody_knows_seconds_hops_decide(policy: BatchPolicy) -> None:
+def test_hops_decide_the_order_if_seconds_are_unknown(policy: BatchPolicy) -> None:
     assert order(policy, ("A1", 1, 0.0, None), ("A2", 4, 0.0, None), ("A3", 2, 0.0, None)) == "A2 A3 A1"
 
 
-def test_a_bucket_whose_longer_work_runs_has_had_its_turn() -> None:
+def test_bucket_whose_longer_work_runs_yields_its_turn() -> None:
     two = EngineProfile(batching=Batching.CONTINUOUS, max_batch=2, max_requests=2)
     scheduler = EngineScheduler(two, policy=CriticalPath())
 
@@ -85,11 +85,11 @@ def test_a_bucket_whose_longer_work_runs_has_had_its_turn() -> None:
         ((("A1", 0, 3.0, 3.0), ("B1", 0, 0.0, 4.0)), "A1 B1"),  # just in time
     ],
 )
-def test_the_earliest_that_can_be_in_time(rows: tuple[Row, ...], wanted: str) -> None:
+def test_earliest_reachable_deadline_goes_first(rows: tuple[Row, ...], wanted: str) -> None:
     assert order(EarliestDeadline(), *rows) == order(EarliestDeadline(), *rows, at=1000.0) == wanted
 
 
-def test_warm_ups_go_after_what_has_a_deadline() -> None:
+def test_warm_ups_run_after_requests_with_a_deadline() -> None:
     scheduler = EngineScheduler(ONE, policy=EarliestDeadline())
     for name, objective, left in (
         ("Z", Objective.LATENCY, None),
@@ -104,7 +104,7 @@ def test_warm_ups_go_after_what_has_a_deadline() -> None:
 
 
 @pytest.mark.parametrize("policy", [ShortestRemaining(), EarliestDeadline()])
-def test_patience_bounds_what_may_overtake(policy: BatchPolicy) -> None:
+def test_request_is_overtaken_at_most_twenty_times(policy: BatchPolicy) -> None:
     scheduler = EngineScheduler(ONE, policy=policy)
 
     def come(name: str, remaining: float) -> None:
@@ -124,5 +124,5 @@ def test_patience_bounds_what_may_overtake(policy: BatchPolicy) -> None:
     assert turns == 21
 
 
-def test_all_policies_have_names() -> None:
+def test_time_policies_are_registered_by_name() -> None:
     assert {"critical-path", "shortest-remaining", "earliest-deadline"} < set(POLICIES)

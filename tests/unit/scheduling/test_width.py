@@ -108,7 +108,7 @@ WIDE: dict[str, Callable[[int], Counter[str]]] = {
 
 
 @pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
-def test_a_map_costs_what_its_width_is(wide: Callable[[int], Counter[str]]) -> None:
+def test_map_scheduling_cost_is_linear_in_width(wide: Callable[[int], Counter[str]]) -> None:
     assert wide(20)["done"] == 1
     assert growth(wide, 60) < LINEAR
 
@@ -120,15 +120,15 @@ def folded() -> Graph:
     return Graph([Primitive("list", K.CALL, inputs=named(x=Ref("$input"))), f], Ref("f"))
 
 
-def test_a_fold_costs_what_its_length_is() -> None:
+def test_fold_scheduling_cost_is_linear_in_length() -> None:
     assert growth(lambda n: run(folded(), n), 60) < LINEAR
 
 
-def test_a_failure_cuts_off_a_chain_of_any_length() -> None:
+def test_failure_cancels_a_chain_of_any_length() -> None:
     assert run(folded(), 3000, fails="f[0]/step")["failed"] == 1
 
 
-def test_predictions_that_come_to_nothing_cost_what_their_number_is() -> None:
+def test_unused_predictions_take_linear_time() -> None:
     def unused(width: int) -> None:
         scheduler = GraphScheduler()
         scheduler.handle(Admit(0.0, "q", planned(width)))
@@ -157,7 +157,7 @@ def opened(*deadline: float) -> GraphScheduler:
     return scheduler
 
 
-def test_parts_cost_what_their_number_is_and_leave_nothing_behind() -> None:
+def test_subplans_take_linear_time_and_leave_nothing_behind() -> None:
     def parts(count: int) -> None:
         scheduler = opened()
         for number in range(count):
@@ -174,7 +174,7 @@ def test_parts_cost_what_their_number_is_and_leave_nothing_behind() -> None:
     assert len(query) == 1
 
 
-def test_a_part_that_ends_gives_back_every_value_of_its_own() -> None:
+def test_ended_subplan_releases_all_its_values() -> None:
     unread = Graph([Primitive("a", K.CALL), Primitive("b", K.CALL, inputs=named(x=Ref("a")))], Ref("b"))
     said = one_part(opened(), 1, unread)
     released = {order.producer for order in said if hasattr(order, "producer")}
@@ -187,7 +187,7 @@ def held(query: Any) -> dict[str, int]:
     return {name: len(value) for name, value in tables.items()}
 
 
-def test_a_map_that_has_its_value_leaves_nothing_of_its_items_behind() -> None:
+def test_finished_map_leaves_no_state_of_its_items() -> None:
     scheduler = GraphScheduler()
     scheduler.handle(Admit(0.0, "q", listed(), original_runs=True))
     query, before = scheduler.queries["q"], held(scheduler.queries["q"])
@@ -203,7 +203,7 @@ def test_a_map_that_has_its_value_leaves_nothing_of_its_items_behind() -> None:
     assert all(after[name] <= size for name, size in before.items())
 
 
-def test_the_deepest_that_has_not_ended_is_found_without_looking_at_all() -> None:
+def test_deepest_returns_the_depth_of_unfinished_primitives() -> None:
     scheduler = GraphScheduler()
     scheduler.handle(Admit(0.0, "q", listed()))
     query = scheduler.queries["q"]
@@ -238,7 +238,7 @@ def test_only_the_earliest_deadline_is_announced_and_only_once() -> None:
     assert not scheduler.queries
 
 
-def test_a_deadline_that_has_passed_already_is_announced_all_the_same() -> None:
+def test_deadline_already_passed_is_still_announced() -> None:
     scheduler = opened(5.0)
     scheduler.handle(Tick(5.0))
     graph = Graph([Primitive("user", K.OPAQUE)], Ref("user"))
@@ -279,7 +279,7 @@ DEEP: dict[str, Callable[[Callable[[GraphScheduler], None]], Any]] = {
 
 
 @pytest.mark.parametrize("grow", DEEP.values(), ids=DEEP)
-def test_depths_are_the_longest_ways_however_a_query_grows(grow: Callable[[Any], Any]) -> None:
+def test_depths_equal_longest_paths_however_a_query_grows(grow: Callable[[Any], Any]) -> None:
     looked = 0
 
     def look(scheduler: GraphScheduler) -> None:
