@@ -87,7 +87,7 @@ def members() -> list[Any]:
     return [vars(cls).get(name) for cls in (BaseChatModel, Model, Streaming) for name in METHODS]
 
 
-def test_every_provider_method_is_put_back_exactly() -> None:
+def test_uninstall_restores_every_provider_method() -> None:
     seam.uninstall()
     before = members()
     seam.install(lambda target, run_manager: None)
@@ -102,7 +102,7 @@ def test_an_inherited_default_is_never_wrapped(scope: Scope) -> None:
     assert Streaming()._should_stream(async_api=False, stream=True)
 
 
-def test_a_wrapper_looks_like_the_method(scope: Scope) -> None:
+def test_wrapper_keeps_the_signature_of_the_method(scope: Scope) -> None:
     assert list(inspect.signature(Model._generate).parameters) == [
         "self",
         "messages",
@@ -113,14 +113,14 @@ def test_a_wrapper_looks_like_the_method(scope: Scope) -> None:
     assert inspect.iscoroutinefunction(FakeListLLM._acall)
 
 
-def test_calls_and_streams_are_seen(scope: Scope) -> None:
+def test_calls_and_streams_are_intercepted(scope: Scope) -> None:
     model = Streaming()
     assert model.invoke("hello").content == "answer"
     assert [one.content for one in model.stream("hello")][:2] == ["a", "b"]
     assert [(one.target, one.streams) for one in scope.seen] == [(model, False), (model, True)]
 
 
-def test_the_key_is_that_of_configuration_and_arguments(scope: Scope) -> None:
+def test_key_depends_on_configuration_and_arguments_only(scope: Scope) -> None:
     def key(model: Model, *args: Any, **kwargs: Any) -> Any:
         scope.seen.clear()
         model.invoke(*args, **kwargs)
@@ -134,14 +134,14 @@ def test_the_key_is_that_of_configuration_and_arguments(scope: Scope) -> None:
     assert all(one != key(model, "a") for one in different)
 
 
-def test_an_id_that_the_frameworks_drew_for_a_message_is_no_part_of_the_key() -> None:
+def test_generated_message_id_is_not_part_of_the_key() -> None:
     own, none = AIMessage("a", id="msg_1"), AIMessage("a")
     assert seam.message_key(AIMessage("a", id="lc_run--1")) == seam.message_key(none)
     assert seam.message_key(AIMessage("a", id=str(uuid4()))) == seam.message_key(none)
     assert seam.message_key(own) != seam.message_key(none)
 
 
-def test_a_mock_above_the_seam_and_one_below_it() -> None:
+def test_wrapper_left_under_a_mock_is_inert_after_uninstall() -> None:
     original = vars(Model)["_generate"]
     seam.install(lambda target, run_manager: None)
     with mock.patch.object(Model, "_generate", lambda self, *args, **kwargs: original(self, *args, **kwargs)):
@@ -194,7 +194,7 @@ def test_a_patch_across_install_and_uninstall_leaves_the_class_working(
     assert getattr(vars(Patched)["_generate"], "__wrapped__", original) is original
 
 
-def test_a_class_that_is_patched_over_ours_keeps_the_patch() -> None:
+def test_patch_above_our_wrapper_survives_uninstall() -> None:
     interceptors = MethodInterceptors()
 
     class Plain:
@@ -218,7 +218,7 @@ def test_a_class_that_is_patched_over_ours_keeps_the_patch() -> None:
     assert Plain.call is theirs
 
 
-def test_classes_that_are_defined_later_are_seen_with_the_next_query(scope: Scope) -> None:
+def test_class_defined_later_is_intercepted_by_the_next_query(scope: Scope) -> None:
     class Later(Model):
         def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
             return super()._generate(messages, *args, **kwargs)
@@ -252,7 +252,7 @@ def seconds_added(call: Callable[[], object], install: Callable[[], object]) -> 
     return (min(intercepted) - min(original)) / 200
 
 
-def test_outside_a_query_a_call_costs_three_microseconds_at_most() -> None:
+def test_call_outside_a_query_costs_at_most_three_microseconds() -> None:
     from teola_plugin.adapters.langchain.prefetching import find_scope
 
     model = Model()
@@ -308,7 +308,7 @@ def methods_of_tools() -> list[Any]:
     return [vars(cls).get(name) for cls in (BaseTool, Tool, StructuredTool, Shouting) for name in ("_run", "_arun")]
 
 
-def test_methods_of_tools_are_put_back_exactly() -> None:
+def test_uninstall_restores_every_tool_method() -> None:
     seam.uninstall()
     before = methods_of_tools()
     seam.install(lambda target, run_manager: None)
@@ -318,7 +318,7 @@ def test_methods_of_tools_are_put_back_exactly() -> None:
     assert all(new is old for new, old in zip(methods_of_tools(), before, strict=True))
 
 
-def test_a_tool_enters_its_claim_below_callbacks_and_the_check_of_its_arguments(claim: Claim) -> None:
+def test_tool_claim_runs_below_callbacks_and_argument_validation(claim: Claim) -> None:
     assert claim.tool.invoke({"a": "2"}) == 3
     assert asyncio.run(claim.tool.ainvoke({"a": 2, "b": 3})) == 5
     first, second = claim.invocations
@@ -326,13 +326,13 @@ def test_a_tool_enters_its_claim_below_callbacks_and_the_check_of_its_arguments(
     assert second.key()[1:] == ("_arun", seam.freeze(()), seam.freeze({"a": 2, "b": 3}))
 
 
-def test_other_tools_have_nothing_of_a_claim(claim: Claim) -> None:
+def test_claim_of_one_tool_ignores_other_tools(claim: Claim) -> None:
     assert Shouting().invoke({"text": "a"}) == "A"
     assert StructuredTool.from_function(add).invoke({"a": 1}) == 2
     assert claim.invocations == []
 
 
-def test_what_a_tool_raises_is_an_outcome(claim: Claim) -> None:
+def test_tool_exception_reaches_the_caller_through_its_claim(claim: Claim) -> None:
     def fail(text: str) -> str:
         """Fail."""
         raise ToolException(text)
@@ -353,7 +353,7 @@ def test_arguments_of_a_tool_are_compared_with_their_types() -> None:
     assert len({key(a=1), key(a=1.0), key(a=True), key(a="1"), key(a=None), key(b=1), key(a=day)}) == 7
 
 
-def test_a_call_is_made_below_whoever_wraps_the_method(scope: Scope) -> None:
+def test_prefetched_tool_call_skips_the_wrappers_of_others(scope: Scope) -> None:
     tool, calls = StructuredTool.from_function(add), list[str]()
     ours = vars(StructuredTool)["_run"]
 
@@ -370,7 +370,7 @@ def test_a_call_is_made_below_whoever_wraps_the_method(scope: Scope) -> None:
     assert calls == []
 
 
-def test_no_call_can_be_made_early_of_a_method_that_is_not_intercepted(scope: Scope) -> None:
+def test_method_that_is_not_intercepted_cannot_be_prefetched(scope: Scope) -> None:
     tool = StructuredTool.from_function(add)
     with mock.patch.object(StructuredTool, "_run", lambda self, *args, **kwargs: 0):
         assert seam.tool_invocation(tool, "_run", (), {"a": 1}) is None
@@ -379,7 +379,7 @@ def test_no_call_can_be_made_early_of_a_method_that_is_not_intercepted(scope: Sc
     assert seam.tool_invocation(tool, "_run", (), {"a": 1}) is None
 
 
-def test_a_call_of_a_tool_that_was_not_prefetched_costs_three_microseconds_at_most() -> None:
+def test_unprefetched_tool_call_costs_at_most_three_microseconds() -> None:
     tool = Shouting()
     assert seconds_added(lambda: tool._run("a"), lambda: seam.install(lambda target, run_manager: None)) < 3e-6
 
@@ -419,7 +419,7 @@ async def ready(value: Any) -> Any:
     return value
 
 
-async def test_add_routed_methods_has_inherited_methods_asked_too(routed: list[Any]) -> None:
+async def test_add_routed_methods_routes_inherited_methods_too(routed: list[Any]) -> None:
     seam.add_routed_methods(Vectors)
 
     assert Vectors().embed_query("a") == await Vectors().aembed_query("b") == [1.0]
@@ -449,7 +449,7 @@ def test_route_calls_leaves_other_objects_alone(routed: list[Any]) -> None:
     assert routed == []
 
 
-def test_follow_configured_objects_tells_of_what_a_call_is_made_on() -> None:
+def test_follow_configured_objects_reports_the_configured_copy() -> None:
     noted: list[Any] = []
     seam.install(lambda target, run_manager: None)
     seam.follow_configured_objects(lambda obj, original: noted.append((obj.temperature, original.temperature)))

@@ -103,7 +103,7 @@ def kit() -> Kit:
 # ------------------------------------------------------------ which methods
 
 
-def test_provider_methods_by_class(kit: Kit) -> None:
+def test_provider_methods_are_found_by_class(kit: Kit) -> None:
     whole = ("complete", "acomplete")  # `chat` calls `complete`
     assert seam.provider_methods(type(kit.llm)) == (*whole, "stream_complete", "astream_complete")
     streams = ("_stream_complete", "_astream_complete", "_stream_chat", "_astream_chat")
@@ -119,7 +119,7 @@ def test_a_class_that_is_no_model_has_no_provider_methods() -> None:
         seam.body_of(ChattyLLM, "sing")
 
 
-def test_a_class_that_changes_what_the_framework_does_is_not_read() -> None:
+def test_class_that_overrides_framework_methods_is_unreadable() -> None:
     class Own(MockLLM):
         def predict(self, *_: Any, **__: Any) -> str:
             return "mine"
@@ -150,7 +150,7 @@ def test_streams_and_retrievers_and_postprocessors_have_provider_methods() -> No
         seam.provider_methods(StructuredLLM)
 
 
-def test_the_method_by_which_lists_are_embedded(scope: Passing) -> None:
+def test_embedding_method_of_lists_is_found_by_class(scope: Passing) -> None:
     class ByBatch(MockEmbedding):
         def _get_text_embeddings(self, texts: list[str]) -> Any:
             return [[1.0] for _ in texts]
@@ -192,7 +192,7 @@ def test_nothing_is_intercepted_after_uninstall(scope: Passing) -> None:
 # ------------------------------------------------------------ interception
 
 
-def test_a_public_call_comes_to_the_body_once(scope: Passing) -> None:
+def test_public_call_reaches_the_intercepted_body_once(scope: Passing) -> None:
     llm = Spoken()
     installed(scope, Spoken)
     assert llm.chat([ChatMessage(content="oats")]).message.content == "USER: OATS\nASSISTANT: "
@@ -200,7 +200,7 @@ def test_a_public_call_comes_to_the_body_once(scope: Passing) -> None:
     assert len(llm._prompts) == 1
 
 
-def test_events_and_spans_are_those_of_the_class(scope: Passing) -> None:
+def test_interception_leaves_events_and_spans_unchanged(scope: Passing) -> None:
     records = []
     for is_intercepted in (False, True):
         if is_intercepted:
@@ -215,7 +215,7 @@ def test_events_and_spans_are_those_of_the_class(scope: Passing) -> None:
     assert len(scope.calls) == 1
 
 
-def test_an_embedding_and_a_search_come_to_their_bodies(scope: Passing, kit: Kit) -> None:
+def test_embedding_and_search_are_intercepted_as_pure_calls(scope: Passing, kit: Kit) -> None:
     store = SimpleVectorStore()
     installed(scope, type(kit.embedding))
     installed(scope, SimpleVectorStore)
@@ -224,7 +224,7 @@ def test_an_embedding_and_a_search_come_to_their_bodies(scope: Passing, kit: Kit
     assert [(call.kind, call.is_pure) for call in scope.calls] == [("EMBEDDING", True), ("SEARCHING", True)]
 
 
-async def test_async_methods_come_to_their_bodies(scope: Passing, kit: Kit) -> None:
+async def test_async_methods_are_intercepted_as_async_calls(scope: Passing, kit: Kit) -> None:
     installed(scope, type(kit.llm))
     installed(scope, type(kit.embedding))
     await kit.llm.acomplete("oats")
@@ -266,7 +266,7 @@ def test_keys_of_queries_compare_texts_and_vectors() -> None:
     assert key(QueryBundle("oats", embedding=[0.5])) != key(QueryBundle("oats", embedding=[1.5]))
 
 
-def test_a_streamed_chunk_does_not_change_once_it_is_prefetched() -> None:
+def test_prefetched_chunk_does_not_change_afterwards() -> None:
     """OpenAI's class writes in the tool calls that earlier chunks hold."""
 
     def stream_chat(self: Any) -> Iterator[ChatResponse]:
@@ -288,7 +288,7 @@ def test_a_streamed_chunk_does_not_change_once_it_is_prefetched() -> None:
 
 
 @pytest.mark.parametrize(("kind", "names"), TARGETS, ids=lambda one: getattr(one, "__name__", None))
-def test_uninstall_puts_every_function_back(scope: Passing, kind: type, names: tuple[str, ...]) -> None:
+def test_uninstall_restores_every_function(scope: Passing, kind: type, names: tuple[str, ...]) -> None:
     slots = [seam.slot_of(seam.defining_class(kind, name), name) for name in names]
     attributes = [vars(seam.defining_class(kind, name))[name] for name in names]
     before = [slot.get() for slot in slots]
@@ -300,7 +300,7 @@ def test_uninstall_puts_every_function_back(scope: Passing, kind: type, names: t
         assert attributes == [vars(seam.defining_class(kind, name))[name] for name in names]
 
 
-def test_a_body_is_put_back_below_what_others_have_wrapped_around_the_method(scope: Passing) -> None:
+def test_uninstall_restores_the_body_below_foreign_wrappers(scope: Passing) -> None:
     slot = seam.slot_of(Spoken, "complete")
     before = slot.get()
     with mock.patch.object(Spoken, "complete", autospec=True) as patched:
@@ -399,7 +399,7 @@ def test_methods_that_a_class_inherits_are_routed(routed: Spoken) -> None:
     assert routed.complete("oats").text == "OATS"
 
 
-def test_who_does_the_work_of_a_routed_model(routed: Spoken) -> None:
+def test_worker_of_returns_the_router_of_a_model(routed: Spoken) -> None:
     def original(*_: Any) -> None: ...
 
     assert isinstance(seam.worker_of(routed), ShoutingRouter)
@@ -408,7 +408,7 @@ def test_who_does_the_work_of_a_routed_model(routed: Spoken) -> None:
     assert seam.routed_body(routed, "complete", original) is original
 
 
-def test_uninstall_puts_back_methods_that_were_intercepted_for_routing(routed: Spoken) -> None:
+def test_uninstall_restores_methods_intercepted_for_routing(routed: Spoken) -> None:
     slot = seam.slot_of(CustomLLM, "chat")
     wrapper = slot.get()
     uninstall()
@@ -417,7 +417,7 @@ def test_uninstall_puts_back_methods_that_were_intercepted_for_routing(routed: S
     assert routed.chat([ChatMessage(content="oats")]).message.content != "ROUTED"
 
 
-def test_a_class_that_changes_its_prompts_has_other_arguments_than_the_frameworks() -> None:
+def test_class_that_overrides_prompt_methods_is_unreadable() -> None:
     class Own(MockLLM):
         def _extend_prompt(self, formatted_prompt: str) -> str:
             return "mine"
@@ -427,7 +427,7 @@ def test_a_class_that_changes_its_prompts_has_other_arguments_than_the_framework
         seam.require_framework_methods(Own)
 
 
-def test_models_are_intercepted_but_for_those_that_only_find_out_how_one_is_called() -> None:
+def test_all_models_but_internal_helpers_are_intercepted() -> None:
     accelerate(Flow())
     prepare(MockLLM())
 

@@ -50,11 +50,11 @@ def gone(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
 # ------------------------------------------------------------ nowhere else
 
 
-def test_nothing_else_touches_private_names() -> None:
+def test_only_shims_touch_private_names() -> None:
     assert touches(allowed={"": shims.EXTENSION_POINTS}) == [], "of any framework, anywhere but in the shims"
 
 
-def test_what_subclasses_override_is_made_for_that() -> None:
+def test_subclasses_override_only_extension_points() -> None:
     overridden = {
         name
         for cls in _own_classes(teola_plugin.adapters.langchain)
@@ -79,7 +79,7 @@ def _of_langchain(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__[1:] if base.__module__.startswith("langchain"))
 
 
-def test_every_function_is_named_here() -> None:
+def test_every_shim_function_has_a_test() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
     for module, alias in ((shims, "shims"), (openai_shims, "openai_shims")):
         own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
@@ -95,7 +95,7 @@ class Listener(BaseCallbackHandler):
     pass
 
 
-def test_listeners_are_known_as_long_as_all_their_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listeners_are_known_while_their_private_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.listeners_are_known()
     with monkeypatch.context() as patch:
         gone(patch, STREAMING, "_V2StreamingCallbackHandler")
@@ -107,7 +107,7 @@ def test_listeners_are_known_as_long_as_all_their_names_are_there(monkeypatch: p
     assert not shims.listeners_are_known()
 
 
-async def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_detects_streaming_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = _AstreamEventsCallbackHandler()
     assert shims.streams([Listener(), streaming])
     assert not shims.streams([Listener()])
@@ -116,7 +116,7 @@ async def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shims.streams([])
 
 
-def test_handlers_in_a_list_and_in_a_manager() -> None:
+def test_handlers_in_reads_lists_and_managers() -> None:
     listener = Listener()
     assert list(shims.handlers_in([listener])) == [listener]
     assert list(shims.handlers_in(CallbackManager([listener]))) == [listener]
@@ -127,7 +127,7 @@ class Attached(_AstreamEventsCallbackHandler):
     """A handler that an environment variable attaches."""
 
 
-async def test_may_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_may_stream_detects_possible_streaming_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = _AstreamEventsCallbackHandler()
     assert shims.may_stream([streaming])
     assert not shims.may_stream([Listener()])
@@ -148,7 +148,7 @@ async def test_may_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.may_stream(None), "nobody knows who listens"
 
 
-async def test_kinds_of_handlers_that_models_stream_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streaming_kinds_lists_classes_of_streaming_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.streaming_kinds([Listener()]) == ()
     assert shims.streaming_kinds([_AstreamEventsCallbackHandler()]) == shims.event_listeners() != ()
     gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
@@ -160,7 +160,7 @@ class Streaming(FakeListChatModel):
     streaming: bool = True
 
 
-def test_always_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_always_streams_follows_model_and_call_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is None, "as its handlers ask"
     assert shims.always_streams(FakeListChatModel(responses=["a"]), {"stream": True}) is True
     assert shims.always_streams(FakeListChatModel(responses=["a"]), {"stream": False}) is False
@@ -176,7 +176,7 @@ def test_always_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is True, "nothing is assumed"
 
 
-def test_attached_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_by_environment_detects_configured_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
     variable: ContextVar[Any] = ContextVar("found", default=None)
     tracers.register_configure_hook(variable, True, StdOutCallbackHandler, "TEOLA_TEST_LISTENS")
@@ -209,7 +209,7 @@ def heard(silent: bool) -> list[str]:
     return found
 
 
-def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_hides_calls_from_ambient_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
     assert heard(silent=False) == ["start"]
     assert heard(silent=True) == []
@@ -227,7 +227,7 @@ def test_without_known_listeners_nothing_is_prefetched(monkeypatch: pytest.Monke
     assert form_of_entry({}, EntryPoint(on_loop=False), models=True) is None
 
 
-def test_without_known_listeners_there_is_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow_without_known_listeners_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     chain: Any = RunnableLambda(lambda x: x) | RunnableLambda(lambda x: x)
     error = shims.unknown_listeners("shadow=")
     assert "langchain-core" in str(error) and error.hint
@@ -278,7 +278,7 @@ async def test_inline_callbacks_are_marked_where_python_has_a_mark(monkeypatch: 
     assert handler.threads == [threading.get_ident()]
 
 
-async def test_inline_callbacks_run_on_a_thread_where_nothing_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unrecognized_inline_callbacks_run_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "iscoroutinefunction", inspect.isgenerator)
     handler = Inline()
     await _started(handler)
@@ -290,7 +290,7 @@ async def test_inline_callbacks_run_on_a_thread_where_nothing_is_believed(monkey
 
 @pytest.mark.parametrize("kind", [FakeListChatModel, FakeListLLM])
 @pytest.mark.parametrize("with_name", [True, False], ids=["with", "without"])
-def test_prompt_value(kind: Any, with_name: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_value_converts_every_input_form(kind: Any, with_name: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = kind(responses=[""])
     if not with_name:
         base = next(cls for cls in kind.__mro__ if "_convert_input" in vars(cls))
@@ -327,7 +327,7 @@ class OwnEntry(Echo):
         return super().invoke(*args, **kwargs)
 
 
-def test_generates_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generates_as_usual_rejects_models_with_own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.generates_as_usual(Echo())
     assert not shims.generates_as_usual(OwnEntry())
     assert not shims.generates_as_usual(FakeListLLM(responses=["a text model"]))
@@ -335,7 +335,7 @@ def test_generates_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shims.generates_as_usual(Echo())
 
 
-def test_openai_models_generate_as_usual_unless_a_subclass_or_a_wrapper_changes_how(
+def test_openai_model_generates_as_usual_unless_it_is_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from langchain_openai import ChatOpenAI
@@ -357,7 +357,7 @@ def test_openai_models_generate_as_usual_unless_a_subclass_or_a_wrapper_changes_
 
 
 @pytest.mark.parametrize("question", ["a text", [("human", "a message")], StringPromptValue(text="a prompt")])
-async def test_a_message_is_generated_as_by_invoke(question: Any) -> None:
+async def test_generate_gives_the_same_message_as_invoke(question: Any) -> None:
     for_tracers = {"schema": {"title": "answer"}, "kwargs": {}}
     model, kwargs = Echo(), {"stop": ["."], "temperature": 1, "ls_structured_output_format": for_tracers}
     metadata = {**shims.tracing_metadata(model, kwargs), **(model.metadata or {})}
@@ -377,13 +377,13 @@ async def test_a_message_is_generated_as_by_invoke(question: Any) -> None:
     assert others == [first, first]
 
 
-def test_tracing_metadata() -> None:
+def test_tracing_metadata_names_the_model_type() -> None:
     assert shims.tracing_metadata(Echo(), {})["ls_model_type"] == "chat"
     assert shims.tracing_metadata(object(), {}) == {}
 
 
 @pytest.mark.parametrize("name", ["_default_params", "_use_responses_api", "_create_chat_result"])
-def test_chat_completion_params(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_completion_params_returns_params_or_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = shims.chat_completion_params(openai_chat(temperature=0.5), {"stop": ["x"]})
     assert params is not None and (params["model"], params["temperature"], params["stop"]) == ("m", 0.5, ["x"])
     assert shims.chat_completion_params(openai_chat(use_responses_api=True), {}) is None
@@ -395,7 +395,7 @@ def test_chat_completion_params(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_chat_result(include: bool) -> None:
+def test_chat_result_includes_headers_only_if_configured(include: bool) -> None:
     answer = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
     model, headers = openai_chat(include_response_headers=include), {"x-request-id": "7"}
     result = shims.chat_result(model, {"id": "1", "model": "m", "choices": [answer]}, headers)
@@ -403,7 +403,7 @@ def test_chat_result(include: bool) -> None:
     assert (result.generations[0].generation_info or {}).get("headers") == (headers if include else None)
 
 
-def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_client_finds_the_httpx_client_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     model = openai_chat()
     for client, name in ((model.root_client, "Client"), (model.root_async_client, "AsyncClient")):
         found = openai_shims.http_client(client)
@@ -414,7 +414,7 @@ def test_http_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.hint
 
 
-def test_copy_with_one_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_with_one_tokenization_tokenizes_equal_input_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     calls: list[int] = []
@@ -429,7 +429,7 @@ def test_copy_with_one_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.copy_with_one_tokenization(model) == model
 
 
-def test_cohere_server() -> None:
+def test_cohere_server_returns_address_and_fixed_key_or_none() -> None:
     class ClientV2:
         _client_wrapper = SimpleNamespace(get_base_url=lambda: "http://localhost:1/", _token="key")
 
@@ -440,7 +440,7 @@ def test_cohere_server() -> None:
     assert openai_shims.cohere_server(object()) is None
 
 
-def test_client_of_resource() -> None:
+def test_client_of_resource_returns_the_client_or_raises() -> None:
     import openai
 
     client = openai.OpenAI(api_key="k", base_url="http://localhost:1/v1")
@@ -449,7 +449,7 @@ def test_client_of_resource() -> None:
         openai_shims.client_of_resource(object())
 
 
-def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_has_dynamic_key_detects_an_api_key_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     import openai
 
     client = openai.OpenAI(api_key=lambda: "k", base_url="http://localhost:1/v1")
@@ -459,7 +459,7 @@ def test_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not openai_shims.has_dynamic_key(client)
 
 
-def test_sentence_transformer() -> None:
+def test_sentence_transformer_returns_the_model_or_none() -> None:
     huggingface = pytest.importorskip("langchain_huggingface", reason="needs models")
     made = huggingface.HuggingFaceEmbeddings.model_construct()
     made._client = model = object()
@@ -471,7 +471,7 @@ def test_sentence_transformer() -> None:
 # ------------------------------------------------------------ generators, splitters
 
 
-def test_yields() -> None:
+def test_yields_detects_sync_and_async_generators() -> None:
     def sync(given: Any) -> Any:
         yield from given
 
@@ -488,7 +488,7 @@ def test_yields() -> None:
     assert shims.yields(unknown, on_loop=True) and shims.yields(unknown, on_loop=False)
 
 
-def test_splitter_sizes() -> None:
+def test_splitter_sizes_returns_chunk_and_overlap_or_none() -> None:
     splitter = CharacterTextSplitter(chunk_size=20, chunk_overlap=3, length_function=lambda text: 2 * len(text))
     sizes = shims.splitter_sizes(splitter)
     assert sizes is not None and (sizes.chunk, sizes.overlap, sizes.length("abc")) == (20, 3, 6)
@@ -523,7 +523,7 @@ def format_docs(chain: Any) -> Any:
     raise AssertionError(seen)
 
 
-def test_stuffing() -> None:
+def test_stuffing_reads_separator_and_variable() -> None:
     function = format_docs(stuff_chain())
     found = shims.stuffing(function)
     assert found is not None and (found.separator, found.variable) == ("|", "context")
@@ -532,7 +532,7 @@ def test_stuffing() -> None:
     assert shims.stuffing(format_docs) is None and shims.stuffing(None) is None
 
 
-def test_stuffing_of_another_release() -> None:
+def test_stuffing_of_another_release_is_none() -> None:
     before = format_docs(stuff_chain())
 
     def another() -> Any:
@@ -544,7 +544,7 @@ def test_stuffing_of_another_release() -> None:
     assert shims.stuffing(other) is None
 
 
-def test_keeps_documents_as_bytes() -> None:
+def test_keeps_documents_as_bytes_only_for_default_codecs() -> None:
     from langchain_classic.storage import EncoderBackedStore, create_kv_docstore
     from langchain_core.stores import InMemoryByteStore
 
@@ -555,7 +555,7 @@ def test_keeps_documents_as_bytes() -> None:
     assert not shims.keeps_documents_as_bytes(own)
 
 
-def test_is_structured_output_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_structured_output_parser_recognizes_openais_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_openai import ChatOpenAI
     from langchain_openai.chat_models import base
     from pydantic import BaseModel
@@ -580,7 +580,7 @@ def configurable_model(**options: Any) -> Any:
     return init_chat_model(model_provider="openai", api_key="k", configurable_fields=("model",), **options)
 
 
-def test_setting_names() -> None:
+def test_setting_names_lists_configurable_settings() -> None:
     from langchain.chat_models import init_chat_model
 
     model = configurable_model(config_prefix="my")
@@ -590,7 +590,7 @@ def test_setting_names() -> None:
     assert shims.setting_names(FakeListChatModel(responses=["a"])) == ()
 
 
-def test_configured() -> None:
+def test_configured_applies_settings_to_nested_models() -> None:
     model = configurable_model(config_prefix="my")
     prompt = PromptTemplate.from_template("{a}")
     chain = shims.configured(prompt | model.with_retry(), {"my_model": "echo"}, lambda model, provider: True)

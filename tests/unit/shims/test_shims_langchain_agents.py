@@ -59,7 +59,7 @@ def bare() -> Any:
     return graph.compile()
 
 
-def test_agent_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_model_reads_model_tools_and_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     found = shims.agent_model(create_agent(model, [add], system_prompt="Be kind."))
     assert found is not None and found.model is model and found.tools == (add,) and found.node == "model"
@@ -72,7 +72,7 @@ def test_agent_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.agent_model(create_agent(model, [add])) is None
 
 
-def test_react_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_react_model_returns_the_chain_of_the_agent_node(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = create_react_agent(Model(), [add], prompt="Be kind.")
     found = shims.react_model(graph)
     assert found is not None and found.node == "agent"
@@ -85,7 +85,7 @@ def test_react_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.react_model(graph) is None
 
 
-def test_retriever_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retriever_of_returns_the_retriever_of_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     docs = Docs()
     made = create_retriever_tool(docs, "docs", "Documents.")
     assert shims.retriever_of(made) is docs and shims.retriever_of(add) is None and shims.retriever_of(None) is None
@@ -95,14 +95,14 @@ def test_retriever_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.retriever_of(made) is None
 
 
-def test_call_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_arguments_validates_and_fills_in_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     args = {"a": "2"}
     assert shims.call_arguments(add, args) == ((), {"a": 2, "b": 1}) and args == {"a": "2"}
     monkeypatch.delattr(BaseTool, "_to_args_and_kwargs")
     assert shims.call_arguments(add, args) is None
 
 
-def test_tool_node_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_node_parts_reads_tools_and_injected_names(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shims.tool_node_parts(ToolNode([add, marked]))
     assert found is not None and list(found.tools) == ["add", "marked"]
     assert found.injected == {"marked"} and not found.wrapped
@@ -120,7 +120,7 @@ def test_tool_node_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.tool_node_parts(node) is None
 
 
-def test_tool_node_with() -> None:
+def test_tool_node_with_wraps_each_tool_call() -> None:
     seen: list[Any] = []
 
     def around(run_one: Any) -> Any:
@@ -148,7 +148,7 @@ def test_tool_node_with() -> None:
     assert sorted(seen) == ["x", "x", "y", "y"]
 
 
-def test_graph_keys() -> None:
+def test_graph_keys_returns_only_keys_of_langgraph() -> None:
     kept: list[Any] = []
     graph = StateGraph(MessagesState)
     graph.add_node("look", RunnableLambda(lambda state, config: kept.append(config) or state))

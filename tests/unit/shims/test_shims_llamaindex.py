@@ -45,12 +45,12 @@ ASKED = "what is there"
 # ------------------------------------------------------------ nowhere else
 
 
-def test_nothing_else_touches_private_names() -> None:
+def test_only_shims_touch_private_names() -> None:
     places = ("adapters/llamaindex", "tracer/llamaindex", "teola_plugin/llamaindex.py")
     assert touches(places, allowed={"": EXTENSION_POINTS}) == []
 
 
-def test_what_subclasses_override_is_made_for_that() -> None:
+def test_subclasses_override_only_extension_points() -> None:
     overridden = {
         name
         for cls in _own_classes(teola_plugin.adapters.llamaindex)
@@ -85,7 +85,7 @@ BASES = {engines.RetrievalParts, retrieval.RetrieverParts}
 kinds = pytest.mark.parametrize("kind", list(MADE), ids=lambda kind: kind.__name__)
 
 
-def test_every_record_is_here() -> None:
+def test_every_record_class_is_tested() -> None:
     found = {
         one
         for module in pkgutil.walk_packages(
@@ -98,7 +98,7 @@ def test_every_record_is_here() -> None:
 
 
 @kinds
-def test_a_record_holds_what_the_object_was_made_with(stock: Library, kind: Kind) -> None:
+def test_record_holds_the_constructor_values_of_its_object(stock: Library, kind: Kind) -> None:
     made, given = MADE[kind](stock)
     assert not kind.OF or isinstance(made, kind.OF)
     found = kind.of(made)
@@ -125,7 +125,9 @@ def reads(patch: pytest.MonkeyPatch, kind: Kind, field: str, source: Any) -> Non
 
 
 @kinds
-def test_what_another_version_does_not_have(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_attribute_or_method_raises_unreadable(
+    stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, _ = MADE[kind](stock)
     for field, source in sources(kind).items():
         if not isinstance(source, Attribute):
@@ -148,7 +150,7 @@ def test_what_another_version_does_not_have(stock: Library, kind: Kind, monkeypa
         kind.of(made)
 
 
-def test_what_is_found_out_of_several_attributes(stock: Library) -> None:
+def test_missing_attribute_of_a_derived_field_raises_unreadable(stock: Library) -> None:
     refine = Refine(stock.llm)
     del refine._program_factory
     with pytest.raises(Unreadable, match="'_program_factory'"):
@@ -212,12 +214,12 @@ NOT_PLANNED = {
 """Read for other ends than a plan: the tests below."""
 
 
-def test_every_record_is_used() -> None:
+def test_every_record_class_is_used_in_plans() -> None:
     assert USED.keys() | NOT_PLANNED == MADE.keys()
 
 
 @pytest.mark.parametrize("kind", list(USED), ids=lambda kind: kind.__name__)
-def test_what_is_not_understood_runs_as_it_always_did(
+def test_object_that_is_not_understood_answers_unchanged(
     stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = USED[kind]
@@ -238,7 +240,7 @@ def test_what_is_not_understood_runs_as_it_always_did(
             assert shown(fast.query(ASKED)) == plain
 
 
-def test_an_answer_whose_synthesizer_is_not_known(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_without_a_known_synthesizer_is_reported(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     source = sources(engines.AnsweringParts)["response_synthesizer"]
     reads(monkeypatch, engines.AnsweringParts, "response_synthesizer", replace(source, name="renamed"))
     [row] = [row for row in trace(stock.rag(), "synthesize").traced.report if row.path == "engine"]
@@ -246,9 +248,7 @@ def test_an_answer_whose_synthesizer_is_not_known(stock: Library, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", [engines.QueryEngineParts, engines.MultiStepQueryEngineParts])
-def test_an_async_way_that_is_not_known_stays_its_own(
-    stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_async_method_is_not_replaced(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind is engines.QueryEngineParts:
         engine: Any = RetryQueryEngine(stock.rag(), RelevancyEvaluator(stock.llm))
     else:
@@ -258,7 +258,7 @@ def test_an_async_way_that_is_not_known_stays_its_own(
     assert nonblocking(engine) is engine
 
 
-def test_an_index_that_is_not_known_is_built_by_its_own_code(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_index_inserts_nodes_by_its_own_code(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = engines.VectorStoreIndexParts
     reads(monkeypatch, kind, "embed_model", replace(sources(kind)["embed_model"], name="renamed"))
     fast = accelerated_index(stock.index)
@@ -270,7 +270,7 @@ def test_an_index_that_is_not_known_is_built_by_its_own_code(stock: Library, mon
 
 
 @pytest.mark.parametrize("kind", [workflows.QueryEngineToolParts, workflows.RetrieverToolParts])
-def test_a_tool_that_is_not_known_stays_as_it_is(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_tool_is_left_unchanged(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     tool, _ = MADE[kind](stock)
     [fast] = ToolAccelerator(accelerate)([tool])
     assert type(fast) is type(tool) and fast is not tool and fast.metadata is tool.metadata

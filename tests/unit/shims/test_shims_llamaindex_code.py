@@ -83,7 +83,7 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
     return value
 
 
-def test_every_function_is_named_here() -> None:
+def test_every_shim_function_has_a_test() -> None:
     source = inspect.getsource(importlib.import_module(__name__))
     names = [f"test_shims_llamaindex_{what}" for what in ("models", "silent_calls", "workflows")]
     names.append("test_interceptors_llamaindex")
@@ -113,14 +113,14 @@ def test_engine_of_an_index_is_made_without_a_change_of_the_llm(stock: Library) 
     assert llm.callback_manager is not manager
 
 
-def test_sources_of_a_citation(stock: Library) -> None:
+def test_citation_sources_equal_those_of_the_engine(stock: Library) -> None:
     engine = CitationQueryEngine(retriever=stock.index.as_retriever(), llm=stock.llm, citation_chunk_size=64)
     found = engine.retriever.retrieve(ASKED)
     made = quietly(engine, lambda: engines.citation_sources(engine, found))
     assert contents(made) == contents(engine.query(ASKED).source_nodes)
 
 
-def test_a_sub_question_and_its_answer(stock: Library) -> None:
+def test_sub_question_node_equals_that_of_the_engine(stock: Library) -> None:
     engine = SubQuestionQueryEngine.from_defaults(
         stock.tools(), llm=stock.llm, question_gen=LLMQuestionGenerator.from_defaults(stock.llm), use_async=False
     )
@@ -136,7 +136,7 @@ def answer() -> StreamingAgentChatResponse:
     return StreamingAgentChatResponse(chat_stream=pieces)
 
 
-def test_the_writer_of_a_history_is_the_thread_of_its_response(answer: StreamingAgentChatResponse) -> None:
+def test_history_writer_is_the_thread_of_its_response(answer: StreamingAgentChatResponse) -> None:
     if records.is_older_than("0.14.17"):
         pytest.skip("a response knows its thread since llama-index-core 0.14.17")
     thread = threading.Thread()
@@ -144,7 +144,7 @@ def test_the_writer_of_a_history_is_the_thread_of_its_response(answer: Streaming
     assert engines.history_writer(answer) is thread
 
 
-def test_the_writer_of_a_history_is_found_where_its_response_does_not_know_it(
+def test_history_writer_is_found_among_running_threads(
     answer: StreamingAgentChatResponse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(StreamingAgentChatResponse, "write_response_to_history_thread", raising=False)
@@ -160,14 +160,14 @@ def test_the_writer_of_a_history_is_found_where_its_response_does_not_know_it(
     assert engines.history_writer(answer) is None
 
 
-async def test_the_writer_of_a_history_is_the_task_of_its_response(answer: StreamingAgentChatResponse) -> None:
+async def test_history_writer_is_the_task_of_its_response(answer: StreamingAgentChatResponse) -> None:
     task = asyncio.create_task(asyncio.sleep(0))
     answer.awrite_response_to_history_task = task
     assert engines.history_writer(answer) is task
     await task
 
 
-def test_queries_below_the_entries(stock: Library) -> None:
+def test_query_hooks_run_below_the_public_entries(stock: Library) -> None:
     engine = stock.rag()
     with engine.callback_manager.as_trace("query"):
         below = engines.query_below(engine, QueryBundle(ASKED))
@@ -184,7 +184,7 @@ def test_queries_below_the_entries(stock: Library) -> None:
     assert str(own.query(ASKED)) == str(asyncio.run(own.aquery(ASKED))) == f"around {engine.query(ASKED)}"
 
 
-def test_another_async_way_under_the_same_span(stock: Library) -> None:
+def test_replaced_aquery_keeps_the_span_of_its_engine(stock: Library) -> None:
     engine = RetryQueryEngine(stock.rag(), RelevancyEvaluator(stock.llm))
 
     async def other(node: Any, query: QueryBundle) -> Any:
@@ -203,14 +203,14 @@ def test_another_async_way_under_the_same_span(stock: Library) -> None:
     assert own <= told.keys() and own <= spans(engine)[1].keys()
 
 
-def test_steps_in_a_loop(stock: Library) -> None:
+def test_multi_step_aquery_equals_that_of_the_engine(stock: Library) -> None:
     engine = MultiStepQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm), num_steps=1)
     with engine.callback_manager.as_trace("query"):
         below = asyncio.run(engines.multi_step_aquery(engine, QueryBundle(ASKED)))
     assert shown(below) == shown(asyncio.run(engine.aquery(ASKED)))
 
 
-def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
+def test_index_hooks_insert_the_nodes(stock: Library) -> None:
     added: list[list[str]] = []
 
     class Around(engines.IndexHooks):
@@ -233,7 +233,7 @@ def test_an_index_is_added_to_by_hooks(stock: Library) -> None:
     store.delete_nodes(["a1", "a2", "a3"])
 
 
-def test_a_method_without_span_is_wrapped_in_none() -> None:
+def test_without_span_keeps_a_method_unwrapped() -> None:
     class Base(DispatcherSpanMixin):
         @abstractmethod
         def ask(self) -> None: ...
@@ -258,7 +258,7 @@ class WithSlots:
         return str(self.part)
 
 
-def test_slots_are_given_to_another_object() -> None:
+def test_slots_are_copied_to_another_object() -> None:
     other: Any = object.__new__(WithSlots)
     assert copies.with_slots_of(WithSlots(), other) is other
     assert other.note == "kept"
@@ -267,7 +267,7 @@ def test_slots_are_given_to_another_object() -> None:
 # ------------------------------------------------------------ retrievers
 
 
-def test_a_search_in_an_index(stock: Library) -> None:
+def test_index_search_parts_equal_the_retrievers_results(stock: Library) -> None:
     retriever: Any = stock.index.as_retriever(similarity_top_k=3)
     assert retrieval.searches_by_vector(retriever)
     asked = retrieval.store_query(retriever)
@@ -281,7 +281,7 @@ def test_a_search_in_an_index(stock: Library) -> None:
     assert quietly(retriever, lambda: retrieval.deduplicate_nodes(retriever, ASKED, twice)) == twice[:3]
 
 
-def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
+def test_all_nodes_equal_those_the_retriever_returns(stock: Library) -> None:
     retriever: Any = summary_index(stock).as_retriever()
     assert contents(quietly(retriever, lambda: retrieval.all_nodes(retriever, ASKED))) == contents(
         retriever.retrieve(ASKED)
@@ -289,7 +289,7 @@ def test_all_nodes_of_an_index_in_memory(stock: Library) -> None:
 
 
 @pytest.mark.parametrize("mode", ["simple", "reciprocal_rerank", "relative_score", "dist_based_score"])
-def test_fusion(stock: Library, mode: str) -> None:
+def test_fused_results_equal_those_of_the_retriever(stock: Library, mode: str) -> None:
     retriever = stock.fusion(mode)
     written = quietly(retriever, lambda: retrieval.generate_queries(retriever, stock.llm, ASKED))
     assert written == ["what grows", "what sails"]
@@ -302,7 +302,7 @@ def test_fusion(stock: Library, mode: str) -> None:
 # ------------------------------------------------------------ synthesizers
 
 
-def test_responses(stock: Library) -> None:
+def test_get_response_equals_the_synthesizers_answer(stock: Library) -> None:
     synth = SimpleSummarize(stock.llm, streaming=True)
     plain = SimpleSummarize(stock.llm).get_response(ASKED, TEXTS)
     own = copy.copy(stock.llm)
@@ -310,7 +310,7 @@ def test_responses(stock: Library) -> None:
     assert found == plain and synth._streaming and synth._llm is stock.llm
 
 
-def test_chunks_are_packed_as_the_plain_object_does(stock: Library) -> None:
+def test_compact_chunks_packs_short_texts_into_one(stock: Library) -> None:
     synth = CompactAndRefine(stock.llm)
     [packed] = writers.compact_chunks(synth, ASKED, TEXTS)
     assert packed == "\n\n".join(TEXTS)
@@ -318,7 +318,7 @@ def test_chunks_are_packed_as_the_plain_object_does(stock: Library) -> None:
     assert writers.compact_chunks(synth, ASKED, TEXTS, text_qa_template=short) == [packed]
 
 
-def test_accumulated_answers(stock: Library) -> None:
+def test_joined_answers_equal_the_accumulated_response(stock: Library) -> None:
     template = PromptTemplate("Of {context_str}: {query_str}")
     own = writers.copy_accumulate(Accumulate(stock.llm), template)
     answers = [
@@ -335,7 +335,7 @@ def test_accumulated_answers(stock: Library) -> None:
 # ------------------------------------------------------------ queries, choices, nodes
 
 
-def test_transformed_queries(stock: Library) -> None:
+def test_transformed_queries_equal_those_of_the_originals(stock: Library) -> None:
     hyde = HyDEQueryTransform(stock.llm)
     prompt: Any = DEFAULT_HYDE_PROMPT
     document = quietly(hyde, lambda: queries.hypothetical_document(hyde, stock.llm, prompt, ASKED, {}))
@@ -346,7 +346,7 @@ def test_transformed_queries(stock: Library) -> None:
     assert query == transform.run(ASKED).query_str
 
 
-def test_choices(stock: Library) -> None:
+def test_selected_indices_and_questions_equal_the_originals(stock: Library) -> None:
     selector = LLMMultiSelector.from_defaults(stock.llm)
     choices, prompt = [one.metadata for one in stock.tools()], selector.get_prompts()["prompt"]
     found = quietly(selector, lambda: queries.selected_indices(selector, stock.llm, prompt, choices, ASKED))
@@ -358,7 +358,7 @@ def test_choices(stock: Library) -> None:
     assert asked == [one.model_dump() for one in plain] and len(asked) == 3
 
 
-def test_choices_by_a_call(stock: Library) -> None:
+def test_called_indices_equal_the_selectors_choices(stock: Library) -> None:
     selector: Any = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
     choices, program = [one.metadata for one in stock.tools()], selector._selector_program
 
@@ -370,7 +370,7 @@ def test_choices_by_a_call(stock: Library) -> None:
     assert found == selector.select(choices, ASKED).inds == [0, 1]
 
 
-def test_steps_after_a_search(stock: Library) -> None:
+def test_postprocessing_equals_that_of_the_original(stock: Library) -> None:
     found = stock.index.as_retriever(similarity_top_k=4).retrieve(ASKED)
     step = SimilarityPostprocessor(similarity_cutoff=-1.0)
     made = quietly(step, lambda: retrieval.postprocess(step, found, ASKED))
@@ -385,7 +385,7 @@ def test_steps_after_a_search(stock: Library) -> None:
 # ------------------------------------------------------------ copies
 
 
-def test_shallow_copies(stock: Library) -> None:
+def test_shallow_copies_share_the_attribute_values(stock: Library) -> None:
     engine: Any = TransformQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm))
     assert set(map(id, vars(engine).values())) == set(map(id, copies.attribute_values(engine)))
     engine.bound = engine.query
@@ -399,7 +399,7 @@ def test_shallow_copies(stock: Library) -> None:
     assert rerank._format_node_batch_fn in copies.attribute_values(rerank)
 
 
-def test_copies_of_another_class(stock: Library) -> None:
+def test_sharing_copy_writes_through_to_the_original(stock: Library) -> None:
     rerank = LLMRerank(llm=stock.llm)
     cls: Any = type("LLMRerank", (LLMRerank,), {})
     both = copies.sharing(cls, rerank)
@@ -407,7 +407,7 @@ def test_copies_of_another_class(stock: Library) -> None:
     assert rerank.top_n == 77
 
 
-def test_silence() -> None:
+def test_silent_copies_give_the_same_results() -> None:
     heard = CallbackManager([Recorder()])
     splitter = SentenceSplitter(chunk_size=16, chunk_overlap=0, callback_manager=heard)
     text = " ".join(TEXTS * 9)
@@ -422,7 +422,7 @@ def test_silence() -> None:
     assert copied.output_parser is not template.output_parser and copied.format(a="x") == template.format(a="x")
 
 
-def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library) -> None:
+def test_prompt_helper_copy_packs_equally_and_tokenizes_once(stock: Library) -> None:
     counted: list[str] = []
 
     def tokens(text: str) -> list[str]:
@@ -442,7 +442,7 @@ def test_a_prompt_helper_packs_the_same_and_reads_each_text_once(stock: Library)
 # ------------------------------------------------------------ prompts of any LLM
 
 
-def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
+def test_messages_of_an_llm_are_rendered_from_its_template(stock: Library) -> None:
     template = PromptTemplate("Say {what}")
     [message] = models.messages_of(stock.llm, template, {"what": "it"})
     assert message.content == "Say it" == models.text_of(stock.llm, template, {"what": "it"})
@@ -452,7 +452,7 @@ def test_prompts_and_answers_of_an_llm(stock: Library) -> None:
 # ------------------------------------------------------------ silence
 
 
-def test_a_silent_context_is_heard_by_nobody_and_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_context_notifies_no_handler_unlike_others(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     manager = CallbackManager([recorder])
     silent_calls.install_silencing()
@@ -486,7 +486,7 @@ CHAT = """{% chat role="system" %}Be brief.{% endchat %}{% chat role="user" %}{{
 @pytest.mark.parametrize(
     "text", [CHAT, "{{ context_str }} of {{ query_str }}", "{% for x in query_str %}{{ x }}.{% endfor %}"]
 )
-def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jinja_template_is_compiled_once_and_renders_equally(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RichPromptTemplate(text, template_var_mappings={"context_str": "context"} if "also" in text else None)
     made = copies.with_compiled_template(own)
     compiles: list[str] = []
@@ -504,7 +504,7 @@ def test_a_jinja_template_is_compiled_once_and_says_the_same(text: str, monkeypa
     assert copies.with_compiled_template(template) is template
 
 
-def test_a_template_of_another_version_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_of_another_version_is_returned_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RichPromptTemplate, "format", None)
     copies._caching_template_class.cache_clear()
     own = RichPromptTemplate(CHAT)

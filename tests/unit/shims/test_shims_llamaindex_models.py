@@ -58,7 +58,7 @@ def test_a_rate_limiter_or_a_cache_paces_a_model(name: str) -> None:
     assert models.is_paced(SimpleNamespace(**{name: object()}))
 
 
-def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
+def test_openai_parts_read_client_and_credentials(llm: OpenAILike) -> None:
     parts = models.OpenAIParts.of(llm)
     assert (parts.client, parts.aclient, parts.http_client, parts.async_http_client) == (None, None, None, None)
     plain = llm.chat(QUESTION)  # makes the client that is used from then on
@@ -68,7 +68,7 @@ def test_parts_of_an_openai_object(llm: OpenAILike) -> None:
     assert models.token_counts(llm, plain.raw) == plain.additional_kwargs
 
 
-def test_parts_of_an_openai_embedding() -> None:
+def test_openai_embedding_parts_read_engines_and_credentials() -> None:
     own = OpenAIEmbedding(model_name="m", api_key="mine", api_base="http://localhost:1/v1")
     parts = models.OpenAIEmbeddingParts.of(own)
     assert (parts.client, parts.aclient, parts.http_client, parts.async_http_client) == (None, None, None, None)
@@ -85,7 +85,7 @@ def test_cohere_reranker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.models
-def test_parts_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huggingface_embedding_parts_read_the_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")
     own = huggingface.HuggingFaceEmbedding(packaged_minilm())
     parts = models.HuggingFaceEmbeddingParts.of(own)
@@ -95,14 +95,14 @@ def test_parts_of_an_embedding_model(pool: EnginePool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.models
-def test_parts_of_a_reranker(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reranker_parts_read_the_model(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentence_transformers", reason="needs models")
     own = SentenceTransformerRerank(model=str(reranker_folder()), top_n=1)
     assert hasattr(models.SentenceTransformerRerankParts.of(own).model, "predict")
     not_there(monkeypatch, models.SentenceTransformerRerankParts, lambda: bound(own, "reranker", pool))
 
 
-def test_an_openai_object_of_another_version(
+def test_openai_object_of_another_version_is_not_bound(
     llm: OpenAILike, pool: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     not_there(monkeypatch, models.OpenAIParts, lambda: bound(llm, "llm", pool))

@@ -42,7 +42,7 @@ def predict(llm: Any) -> Any:
         (OpenAILike(model="m", api_key="none", is_chat_model=False), "_complete"),
     ],
 )
-def test_what_an_openai_object_is_asked(llm: Any, name: str) -> None:
+def test_provider_call_of_an_openai_object_is_found(llm: Any, name: str) -> None:
     call = silent_calls.provider_call_of(llm, predict, is_async=False)
     assert (call.method, call.kwargs) == (name, {})
     assert "Say oats" in str(call.args)
@@ -51,7 +51,7 @@ def test_what_an_openai_object_is_asked(llm: Any, name: str) -> None:
         silent_calls.provider_call_of(llm, lambda _: None, is_async=False)
 
 
-def test_nobody_hears_of_what_is_found_out_and_made_below(kit: Kit) -> None:
+def test_silent_provider_call_and_replay_notify_no_handler(kit: Kit) -> None:
     recorder = Recorder()
     kit.llm.callback_manager = CallbackManager([recorder])
     with recorded(recorder):
@@ -62,7 +62,7 @@ def test_nobody_hears_of_what_is_found_out_and_made_below(kit: Kit) -> None:
     assert answer == response.text == predict(kit.llm)
 
 
-def test_a_body_that_asks_another_method_is_not_made_below() -> None:
+def test_silent_body_that_calls_a_public_method_raises() -> None:
     llm = ChattyLLM()
     with pytest.raises(silent_calls.CallsPublicMethod):
         silent_calls.silent_body(llm, "complete")(llm, "Say it")
@@ -87,7 +87,7 @@ class ModelAskingRetriever(BaseRetriever):
         return []
 
 
-async def test_a_retriever_is_called_below_unless_it_calls_what_is_heard(kit: Kit) -> None:
+async def test_silent_retriever_raises_if_it_calls_a_public_method(kit: Kit) -> None:
     query = QueryBundle("oats")
     assert silent_calls.silent_body(ModelAskingRetriever(), "_retrieve")(ModelAskingRetriever(), query) == []
     assert await silent_calls.silent_body(ModelAskingRetriever(), "_aretrieve")(ModelAskingRetriever(), query) == []
@@ -102,26 +102,26 @@ async def test_a_retriever_is_called_below_unless_it_calls_what_is_heard(kit: Ki
     assert recorder.events, "elsewhere handlers are notified as ever"
 
 
-def test_classes_are_prepared_once(kit: Kit) -> None:
+def test_capturing_class_is_prepared_once(kit: Kit) -> None:
     silent_calls.prepare(kit.llm)
     before = silent_calls._capturing_class.cache_info().misses
     silent_calls.provider_call_of(kit.llm, predict, is_async=False)
     assert silent_calls._capturing_class.cache_info().misses == before
 
 
-def test_functions_of_the_users_own_in_prompts(kit: Kit) -> None:
+def test_prompt_functions_of_the_user_are_detected(kit: Kit) -> None:
     assert not silent_calls.has_own_prompt_code(kit.llm)
     kit.llm.completion_to_prompt = lambda prompt: f"<{prompt}>"
     assert silent_calls.has_own_prompt_code(kit.llm)
 
 
-def test_who_makes_lists_of_calls_in_a_loop(kit: Kit) -> None:
+def test_runs_in_loop_follows_the_use_async_setting(kit: Kit) -> None:
     assert not engines.runs_in_loop(TreeSummarize(kit.llm))
     assert engines.runs_in_loop(TreeSummarize(kit.llm, use_async=True))
     assert not engines.runs_in_loop(object())
 
 
-def test_tokenizers_that_take_one_call_at_a_time() -> None:
+def test_transformers_tokenizer_is_not_thread_safe() -> None:
     class Tokenizer:
         def encode(self, text: str) -> list[int]:
             return [1]

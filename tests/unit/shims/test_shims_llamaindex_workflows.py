@@ -48,7 +48,7 @@ class Bare:
 
 
 @pytest.mark.parametrize("way", ["done", "failed", "cancelled"])
-async def test_when_a_run_has_ended(way: str) -> None:
+async def test_call_when_ended_reports_the_outcome_of_a_run(way: str) -> None:
     told: list[Any] = []
     handler = Flow(way == "failed").run(takes=30 if way == "cancelled" else 0.0)
     workflows.call_when_ended(handler, told.append)
@@ -61,7 +61,7 @@ async def test_when_a_run_has_ended(way: str) -> None:
     assert type(error) is {"done": type(None), "failed": ValueError, "cancelled": asyncio.CancelledError}[way]
 
 
-def test_when_a_run_will_never_end() -> None:
+def test_call_when_ended_reports_a_lost_run_as_cancelled() -> None:
     told: list[Any] = []
     loop = asyncio.new_event_loop()
 
@@ -77,7 +77,7 @@ def test_when_a_run_will_never_end() -> None:
     assert [type(one) for one in told] == [asyncio.CancelledError]
 
 
-def test_a_handler_of_another_version_tells_when_it_is_freed() -> None:
+def test_unknown_handler_reports_its_end_when_freed() -> None:
     told: list[Any] = []
     handler: Any = Bare()
     workflows.call_when_ended(handler, told.append)
@@ -87,7 +87,7 @@ def test_a_handler_of_another_version_tells_when_it_is_freed() -> None:
     assert told == [None]
 
 
-async def test_a_result_of_ones_own() -> None:
+async def test_intercepted_result_replaces_the_result_of_a_run() -> None:
     async def other(result: workflows.Result, cancel: workflows.Result) -> Any:
         event = await result()
         return StopEvent(result=f"{event.result}, and more")
@@ -100,7 +100,7 @@ async def test_a_result_of_ones_own() -> None:
     assert await handler == "done, and more" and handler.ctx.is_running is False
 
 
-async def test_a_run_that_is_cancelled_by_its_result() -> None:
+async def test_intercepted_result_can_cancel_its_run() -> None:
     async def at_once(result: workflows.Result, cancel: workflows.Result) -> Any:
         await cancel()
         return await result()
@@ -121,7 +121,7 @@ def test_a_handler_without_an_adapter_keeps_its_result() -> None:
     assert vars(handler) == {}
 
 
-def test_runtimes_that_run_anything() -> None:
+def test_runs_any_workflow_looks_through_decorators() -> None:
     class Around:
         def __init__(self, inner: Any) -> None:
             self._decorated = inner
@@ -139,7 +139,7 @@ class Verbose(Flow):
 # ------------------------------------------------------------ classes
 
 
-async def test_steps_run_through_what_stands_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_intercepted_steps_run_through_the_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
     async def around(step: Any, name: str, workflow: Any, event: Any, context: Any, bound: Any) -> Any:
@@ -159,7 +159,7 @@ async def test_steps_run_through_what_stands_around_them(monkeypatch: pytest.Mon
     assert names == ["only"]
 
 
-def test_without_the_function_that_binds_steps_they_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intercept_steps_tolerates_a_missing_binding_function(monkeypatch: pytest.MonkeyPatch) -> None:
     async def around(*arguments: Any) -> Any:
         raise AssertionError
 
@@ -182,7 +182,7 @@ def test_steps_accept_events_of_their_classes_alone() -> None:
     assert replace(only, takes_subclasses=True).accepts(type("Special", (StartEvent,), {}))
 
 
-def test_steps_that_take_or_send_several_events() -> None:
+def test_steps_with_several_events_are_recognized() -> None:
     class Numbers(Workflow):
         @step
         async def split(self, ev: StartEvent) -> list[Number]:
@@ -205,7 +205,7 @@ class Typed(BaseModel):
     key: int = 0
 
 
-async def test_values_of_a_store() -> None:
+async def test_stored_state_returns_its_class_and_values() -> None:
     class Noting(Workflow):
         @step
         async def note(self, ctx: Context, ev: StartEvent) -> StopEvent:
@@ -235,7 +235,7 @@ async def test_a_store_that_is_not_in_memory_has_no_known_values() -> None:
     assert await workflows.stored_state(Elsewhere()) is None
 
 
-def test_without_the_function_that_infers_it_the_class_of_a_state_is_none_of_its_own(
+def test_state_class_is_base_model_if_it_cannot_be_inferred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr("workflows.context.state_store.infer_state_type")
@@ -263,13 +263,13 @@ class Collecting(Workflow):
         return None if ctx.collect_events(ev, [Number] * 2) is None else StopEvent()
 
 
-async def test_events_of_the_running_step() -> None:
+async def test_events_of_the_running_step_are_read() -> None:
     flow = Collecting()
     await flow.run()
     assert flow.notes == [["", "join"], True, {}, {"default": 1}]
 
 
-async def test_events_of_no_step_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_outside_a_step_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workflows.sent_events() is None
     monkeypatch.delattr("workflows.runtime.types.results.StepWorkerStateContextVar")
     assert workflows.sent_events() is None
@@ -277,7 +277,7 @@ async def test_events_of_no_step_are_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert workflows.run_id(Bare()) == ""
 
 
-def test_free_steps_of_a_class() -> None:
+def test_free_steps_are_copied_to_a_subclass() -> None:
     class Free(Workflow):
         pass
 
@@ -291,7 +291,7 @@ def test_free_steps_of_a_class() -> None:
     assert copies.with_steps_of(Bare, object) is Bare and vars(Bare).get("_step_functions") is None
 
 
-def test_names_of_steps_and_what_they_use() -> None:
+def test_step_names_and_used_objects_are_read() -> None:
     model, other = object(), object()
 
     class Using(Flow):
@@ -312,7 +312,7 @@ MODEL = object()
 # ------------------------------------------------------------ tools, coroutines
 
 
-def test_how_a_model_is_told_of_tools(stock: Library) -> None:
+def test_tool_arguments_contain_messages_and_tool_schemas(stock: Library) -> None:
     tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
     messages = [ChatMessage("which?")]
     llm = TeolaLLM(pool=stock.llm.pool, is_function_calling_model=True)
@@ -322,7 +322,7 @@ def test_how_a_model_is_told_of_tools(stock: Library) -> None:
     assert workflows.tool_arguments(MockFunctionCallingLLM(), [tool], messages, {})["messages"] == messages
 
 
-def test_coroutines_that_wait_for_nothing() -> None:
+def test_run_without_waiting_raises_if_the_coroutine_waits() -> None:
     async def nothing() -> int:
         return 1
 
@@ -331,7 +331,7 @@ def test_coroutines_that_wait_for_nothing() -> None:
         copies.run_without_waiting(asyncio.sleep(0))
 
 
-def test_a_runtime_is_switched_on_the_original_and_on_what_has_none() -> None:
+def test_switched_runtime_registers_the_original_or_the_object_itself() -> None:
     class One(Workflow):
         @step
         async def only(self, ev: StartEvent) -> StopEvent:

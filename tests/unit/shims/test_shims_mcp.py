@@ -38,7 +38,7 @@ async def intercept(request: Any, handler: Any) -> Any:
 
 
 @pytest.mark.parametrize(("hint", "is_hinted"), [(True, True), (False, False), (None, False)])
-def test_parts_of_a_tool(hint: bool | None, is_hinted: bool) -> None:
+def test_mcp_tool_returns_server_connection_and_hint(hint: bool | None, is_hinted: bool) -> None:
     parts = mcp_tool(converted(hint, server_name="farm"))
     assert parts is not None
     assert (parts.server_name, parts.session) == ("farm", None)
@@ -47,7 +47,7 @@ def test_parts_of_a_tool(hint: bool | None, is_hinted: bool) -> None:
     assert not parts.has_callbacks
 
 
-def test_other_tools_are_none() -> None:
+def test_mcp_tool_of_another_tool_is_none() -> None:
     def weather(city: str, runtime: Any = None) -> str:
         """The weather."""
         return city
@@ -67,7 +67,7 @@ def test_other_tools_are_none() -> None:
         {"session": object()},
     ],
 )
-def test_tool_with_callbacks_needs_its_place(options: dict[str, Any]) -> None:
+def test_tool_with_callbacks_does_not_ignore_the_runtime(options: dict[str, Any]) -> None:
     tool = converted(**options)
     parts = mcp_tool(tool)
     assert parts is not None and parts.has_callbacks
@@ -91,13 +91,13 @@ def test_tool_belongs_to_its_client_or_its_session() -> None:
     assert not belongs_to_server(by_session, "farm")
 
 
-def test_servers_are_recognised() -> None:
+def test_mcp_servers_are_recognized() -> None:
     assert is_mcp_server(session_with())
     assert is_mcp_server(MultiServerMCPClient({}))
     assert not is_mcp_server("farm")
 
 
-def test_another_release_is_reported_and_its_tools_stay_in_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_tool_of_another_release_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     def other_call_tool(city: str) -> str:
         """The weather."""
         return city

@@ -112,13 +112,13 @@ OWN_CODE = [
 ]
 
 
-def test_classes_of_pydantic_are_models() -> None:
+def test_pydantic_classes_are_model_classes() -> None:
     assert is_model_class(Plain)
     assert not is_model_class(Stranger)
     assert not is_model_class(Plain(text="a"))
 
 
-def test_fields_say_what_they_validate_to() -> None:
+def test_schema_fields_give_plainness_and_defaults() -> None:
     fields = model_schema_fields(Plain)
 
     assert fields is not None
@@ -130,7 +130,7 @@ def test_fields_say_what_they_validate_to() -> None:
 
 
 @pytest.mark.parametrize("model", OWN_CODE)
-def test_model_with_code_of_its_own_has_no_fields_here(model: type[BaseModel]) -> None:
+def test_model_with_custom_code_has_no_schema_fields(model: type[BaseModel]) -> None:
     assert model_schema_fields(model) is None
 
 
@@ -144,7 +144,7 @@ class WithPrivateData(BaseModel):
         return self._data[name]
 
 
-def test_validated_field() -> None:
+def test_validated_field_converts_or_raises_validation_error() -> None:
     assert validated_field(WithPrivateData, "count", "3") == 3
     with pytest.raises(ValidationError):
         validated_field(WithPrivateData, "count", "many")

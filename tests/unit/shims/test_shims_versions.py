@@ -64,9 +64,7 @@ def test_a_supported_version_is_accepted(
 
 
 @pytest.mark.parametrize("version", ["0.13.6", "0.14.13"])
-def test_a_version_that_is_too_old_is_an_error_with_the_command_that_mends_it(
-    installation: dict[str, str], version: str
-) -> None:
+def test_too_old_version_raises_error_with_install_command(installation: dict[str, str], version: str) -> None:
     installation["llama-index-core"] = version
     with pytest.raises(RegistrationError) as caught:
         shims.require("langgraph", "llama-index-core")
@@ -84,12 +82,12 @@ def test_a_version_that_is_too_new_is_logged_once(
     assert "langgraph 2.0.1 is installed, and teola-plugin supports >=1.2,<2" in message
 
 
-def test_packages_that_are_not_installed_or_not_asked_for_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_uninstalled_or_unrequired_packages_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     shims.require("langgraph-prebuilt", "numpy")
     assert caplog.messages == []
 
 
-def test_nothing_is_checked_where_teola_plugin_is_only_on_the_path(
+def test_versions_are_not_checked_if_teola_plugin_is_not_installed(
     installation: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def requires(name: str) -> list[str]:
@@ -262,7 +260,7 @@ def test_a_private_name_that_is_missing_is_logged_once(
     assert "Answers are unaffected" in message
 
 
-def test_an_attribute_of_llamaindex_that_is_missing_is_logged_and_in_the_report(
+def test_missing_llamaindex_attribute_is_logged_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     synthesizer = Refine(MockLLM())
@@ -273,9 +271,7 @@ def test_an_attribute_of_llamaindex_that_is_missing_is_logged_and_in_the_report(
     assert "llama-index-core 0.14.20 has no 'Refine._text_qa_template'" in message
 
 
-def test_a_method_of_llamaindex_that_is_missing_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_llamaindex_method_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(synthesizers.TreeSummarizeParts, "METHODS", ("_renamed",))
     with pytest.raises(records.Unreadable, match="no method '_renamed'"):
         synthesizers.TreeSummarizeParts.of(TreeSummarize(MockLLM()))
@@ -283,14 +279,14 @@ def test_a_method_of_llamaindex_that_is_missing_is_logged(
     assert "'TreeSummarize._renamed'" in message
 
 
-def test_an_attribute_that_planning_misses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_attribute_missing_during_planning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NotUnderstood, match="it has no '_renamed'"), refuse_unknown_attributes():
         _ = TreeSummarize(MockLLM())._renamed  # type: ignore[attr-defined]
     [message] = caplog.messages
     assert "'TreeSummarize._renamed'" in message
 
 
-def test_what_a_class_of_the_users_lacks_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_attribute_of_a_user_class_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Own(TreeSummarize):
         def __init__(self) -> None: ...
 
@@ -307,32 +303,32 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_INSTALLED", Version("0.14.14"))
 
 
-def test_names_that_came_later_are_not_asked_of_an_older_version(old: None) -> None:
+def test_later_names_are_not_expected_of_an_older_version(old: None) -> None:
     assert records.is_older_than("0.14.22")
     assert records.methods_since("0.14.22", "_new") == ()
     assert records.default_before("0.14.22", None) is None
 
 
-def test_names_are_asked_of_the_version_that_brought_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_expected_from_their_first_version_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_INSTALLED", Version("0.14.22"))
     assert not records.is_older_than("0.14.22")
     assert records.methods_since("0.14.22", "_new") == ("_new",)
     assert records.default_before("0.14.22", None) is records._MISSING
 
 
-def test_groups_and_variables_of_a_reranker_of_an_older_version(old: None) -> None:
+def test_reranker_of_older_version_has_batches_and_arguments(old: None) -> None:
     nodes = [SimpleNamespace(node=number) for number in range(5)]
     step: Any = SimpleNamespace(choice_batch_size=2, _format_node_batch_fn=str)
     assert retrieval.batches(step, nodes) == [[0, 1], [2, 3], [4]]  # type: ignore[arg-type,comparison-overlap]
     assert retrieval.batch_arguments(step, [0, 1], "why?") == {"context_str": "[0, 1]", "query_str": "why?"}  # type: ignore[list-item]
 
 
-def test_variables_of_an_accumulating_synthesizer_of_an_older_version(old: None) -> None:
+def test_accumulate_of_older_version_has_chunk_arguments(old: None) -> None:
     synthesizer: Any = SimpleNamespace()
     assert synthesizers.chunk_arguments(synthesizer, "oats") == {"context_str": "oats"}
 
 
-def test_tokens_are_counted_by_the_prompt_helper_of_an_older_version(old: None) -> None:
+def test_prompt_helper_copy_of_older_version_keeps_its_token_counter(old: None) -> None:
     synthesizer = TreeSummarize(MockLLM())
     helper = copies.copy_prompt_helper(synthesizer._prompt_helper)
     assert "estimate_tokens_in_messages" not in vars(helper._token_counter)
