@@ -22,14 +22,14 @@ def gaps(times: Any, count: int = 20_000) -> list[float]:
 
 
 @pytest.mark.parametrize(("times", "variation"), [(poisson(4.0, 1), 1.0), (bursty(4.0, 1), 2.0)])
-def test_the_rate_is_kept_and_gaps_vary_as_said(times: Any, variation: float) -> None:
+def test_arrivals_have_the_given_rate_and_variation(times: Any, variation: float) -> None:
     found = gaps(times)
     assert fmean(found) == pytest.approx(0.25, rel=0.05)
     assert pstdev(found) / fmean(found) == pytest.approx(variation, rel=0.05)
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
-def test_a_rate_is_a_number_above_0(rate: float) -> None:
+def test_rate_that_is_not_positive_raises_value_error(rate: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         poisson(rate)
 
@@ -81,13 +81,13 @@ def test_a_trace_gives_times_apps_inputs_and_lengths(tmp_path: Path) -> None:
         ({"at": 1, "input_tokens": -1}, "input_tokens is -1"),
     ],
 )
-def test_a_bad_line_is_named(line: Any, said: str, tmp_path: Path) -> None:
+def test_bad_trace_line_raises_config_error_with_its_number(line: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_trace(written(tmp_path, line), ["desk"], {"desk": "{text}"})
     assert said in str(caught.value) and "line 1" in str(caught.value)
 
 
-def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
+def test_missing_or_empty_trace_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_trace(tmp_path / "lost.jsonl", ["desk"], {})
     with pytest.raises(ConfigError, match="no arrivals"):
@@ -104,11 +104,11 @@ def test_a_trace_that_is_not_there_or_empty(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "{text}"}]}, {"messages": [{"role": "user", "content": "T"}]}),
     ],
 )
-def test_where_a_text_goes(sample: Any, made: Any) -> None:
+def test_text_is_filled_into_the_sample_input(sample: Any, made: Any) -> None:
     assert filled(sample, "T", "mark") == made
 
 
-def test_where_a_text_goes_must_be_known() -> None:
+def test_sample_without_a_clear_text_slot_raises() -> None:
     for sample in ({"a": "x", "b": "y"}, 3, {"k": 1}):
         with pytest.raises(ValueError, match="where the text"):
             filled(sample, "T", "mark")

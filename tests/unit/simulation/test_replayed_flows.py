@@ -81,7 +81,7 @@ def test_a_replay_takes_as_long_as_the_app(fast: bool) -> None:
     assert slowest == pytest.approx(really, rel=0.04)
 
 
-def test_what_waits_for_what_is_found() -> None:
+def test_recorded_flow_has_the_dependencies_of_its_requests() -> None:
     flow = record(CLUSTER, "app", maker(fast=False), questions(1)[0])
     kinds = [work.kind for work in flow.works]
     assert kinds[0] is K.PREFILLING and kinds[-2:] == [K.PREFILLING, K.PREFILLING]
@@ -93,7 +93,7 @@ def test_what_waits_for_what_is_found() -> None:
     assert flow.used() == frozenset(range(len(kinds)))
 
 
-def test_accelerated_it_searches_as_the_list_is_written() -> None:
+def test_accelerated_flow_searches_while_the_list_is_decoded() -> None:
     flow = record(CLUSTER, "app", maker(fast=True), questions(1)[0])
     embeddings = [work for work in flow.works if work.kind is K.EMBEDDING]
     tokens = [token for work in embeddings for _, token in work.after]
@@ -126,7 +126,7 @@ async def reranking(pool: EnginePool) -> Any:
     return accelerate(chain).ainvoke
 
 
-def test_an_app_that_asks_for_nothing() -> None:
+def test_recording_an_app_without_requests_raises() -> None:
     async def nothing(value: Any) -> None:
         pass
 
@@ -149,18 +149,18 @@ def seconds(*works: FlowWork, end: tuple[tuple[int, int], ...]) -> float:
     return replay(CLUSTER, [FlowArrival(0.0, "app", Flow(works, end))]).queries[0].seconds
 
 
-def test_one_after_the_other_and_side_by_side() -> None:
+def test_flow_time_is_sum_in_sequence_and_maximum_in_parallel() -> None:
     assert seconds(embeds(), embeds(after=((0, END),)), end=((1, END),)) == pytest.approx(2 * EMBEDDING)
     both = seconds(embeds(), generates(100, 10), end=((0, END), (1, END)))
     assert both == pytest.approx(100 * 0.00035 + 10 * 0.0285)
 
 
-def test_after_a_token() -> None:
+def test_request_starts_after_the_given_token() -> None:
     found = seconds(generates(100, 10), embeds(after=((0, 4),)), end=((1, END),))
     assert found == pytest.approx(100 * 0.00035 + 4 * 0.0285 + EMBEDDING)
 
 
-def test_what_nobody_waits_for_ends_with_the_query_and_is_wasted() -> None:
+def test_unneeded_request_ends_with_its_query_and_is_wasted() -> None:
     flow = Flow((embeds(), generates(100, 1000)), ((0, END),))
     run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
     (served,) = run.queries
@@ -169,7 +169,7 @@ def test_what_nobody_waits_for_ends_with_the_query_and_is_wasted() -> None:
     assert sum(run.busy["llm"]) == pytest.approx(EMBEDDING)
 
 
-def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
+def test_cancelled_request_ends_and_depth_changes_take_effect() -> None:
     guess = replace(generates(100, 1000), given_up=((0, END),))
     flow = Flow((embeds(), guess, embeds(after=((0, END),))), ((2, END),))
     run = replay(CLUSTER, [FlowArrival(0.0, "app", flow)])
@@ -179,7 +179,7 @@ def test_what_is_given_up_ends_and_what_becomes_known_is_told() -> None:
     assert seconds(first, busy, deeper, end=((2, END),)) < seconds(first, busy, waits, end=((2, END),))
 
 
-def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:
+def test_warm_up_used_by_a_prompt_is_not_wasted() -> None:
     warm = generates(32, 0, kind=K.PARTIAL_PREFILLING, keys=(1, 2))
     for keys, wasted in (((1, 2, 3), 0), ((4, 5, 6), 32)):
         flow = Flow((warm, embeds(), generates(48, 5, after=((1, END),), keys=keys)), ((2, END),))
@@ -187,13 +187,13 @@ def test_a_warm_up_that_a_prompt_finds_is_not_wasted() -> None:
         assert served.wasted_tokens == wasted
 
 
-def test_a_static_engine_fuses_what_waits() -> None:
+def test_static_engine_fuses_waiting_requests() -> None:
     flow = Flow((embeds(),), ((0, END),))
     run = replay(CLUSTER, [FlowArrival(at, "app", flow) for at in (0.0, 0.001, 0.002)])
     assert [one.ended_at for one in run.queries] == pytest.approx([EMBEDDING, *[EMBEDDING + 0.022 + 2 * 0.00115] * 2])
 
 
-def test_prefixes_are_shared_where_queries_have_them_in_common() -> None:
+def test_prefixes_common_to_queries_are_shared() -> None:
     def flow(name: int) -> Flow:
         keys = (*range(10), name * 100)
         return Flow((generates(176, 1, keys=keys),), ((0, END),))
@@ -207,6 +207,6 @@ def test_prefixes_are_shared_where_queries_have_them_in_common() -> None:
     assert others == pytest.approx([16 * 0.00035 + 0.0285] * 3)
 
 
-def test_one_flow_does_not_tell_what_is_common() -> None:
+def test_replay_of_a_single_recorded_flow_raises() -> None:
     with pytest.raises(ValueError, match="record two inputs"):
         replayed(CLUSTER, {"app": [Flow((embeds(),), ((0, END),))]}, [(0.0, "app")])

@@ -68,7 +68,7 @@ def questions(count: int, rate: float = 1.0) -> list[Arrival]:
     return arriving(poisson(rate, 1), {"app": [{"question": f"number {n}"} for n in range(count)]}, count)
 
 
-def test_its_reranker_has_a_mind_of_its_own() -> None:
+def test_simulated_reranker_returns_its_own_scores() -> None:
     pairs, scores = [ScorePair("what do lambs eat", text) for text in ("lambs eat oats", "ivy", "what do they eat")], []
 
     def asks(pool: EnginePool) -> Any:
@@ -92,14 +92,14 @@ def test_a_static_engine_serves_one_batch_at_a_time() -> None:
     assert run.seconds == pytest.approx(5 + EMBEDDING)
 
 
-def test_replicas_share_the_work() -> None:
+def test_replicas_share_the_requests_of_an_engine() -> None:
     cluster = Cluster.of(rtx3090(), replicas={"embedder": 2})
     run = simulate(cluster, {"app": embeds}, [Arrival(0.0, "app", str(n)) for n in range(2)])
     assert [one.seconds for one in run.queries] == pytest.approx([EMBEDDING, EMBEDDING])
     assert run.busy["embedder"] == pytest.approx((EMBEDDING, EMBEDDING))
 
 
-def test_what_is_filled_before_does_not_count() -> None:
+def test_setup_requests_are_not_counted_in_the_run() -> None:
     async def make(pool: EnginePool) -> Any:
         ask = embeds(pool)
         await ask("before")
@@ -110,7 +110,7 @@ def test_what_is_filled_before_does_not_count() -> None:
     assert run.busy["embedder"] == (pytest.approx(EMBEDDING),)
 
 
-def test_plain_and_accelerated_objects_and_the_gain() -> None:
+def test_accelerated_app_is_faster_than_the_original() -> None:
     fast = simulate(CLUSTER, {"app": lambda pool: two_steps(pool, fast=True)}, questions(20, 0.3))
     plain = simulate(CLUSTER, {"app": two_steps}, questions(20, 0.3))
     assert not any(one.error for one in (*fast.queries, *plain.queries))
@@ -121,7 +121,7 @@ def test_plain_and_accelerated_objects_and_the_gain() -> None:
         assert one.work > 0
 
 
-def test_a_failing_query_disturbs_nobody() -> None:
+def test_failing_query_does_not_affect_others() -> None:
     def make(pool: EnginePool) -> Any:
         ask = embeds(pool)
 
@@ -139,7 +139,7 @@ def test_a_failing_query_disturbs_nobody() -> None:
     assert (found["failed"], found["within_slo"]) == (1, 0.5)
 
 
-def test_a_blocking_call_is_an_error_and_no_hang() -> None:
+def test_blocking_call_fails_instead_of_hanging() -> None:
     def make(pool: EnginePool) -> Any:
         def blocking() -> None:
             pool.call(PrimitiveKind.EMBEDDING, "embedder", [EmbedText("x")]).result()
@@ -150,7 +150,7 @@ def test_a_blocking_call_is_an_error_and_no_hang() -> None:
     assert "use the async form" in run.queries[0].error
 
 
-def test_waiting_for_nothing_ends_with_an_error() -> None:
+def test_endless_wait_raises_teola_error() -> None:
     async def never(value: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -165,7 +165,7 @@ print([repr(one.seconds) for one in run.queries], run.busy)
 """
 
 
-def test_the_same_in_every_process() -> None:
+def test_simulation_is_reproducible_across_processes() -> None:
     """Hashes of texts differ from process to process."""
 
     def printed(seed: str) -> str:
@@ -178,7 +178,7 @@ def test_the_same_in_every_process() -> None:
     assert printed("1") == printed("2")
 
 
-def test_lengths_of_answers() -> None:
+def test_output_tokens_of_an_arrival_override_those_of_the_cluster() -> None:
     def make(pool: EnginePool) -> Any:
         return ChatTeola(pool=pool, max_tokens=100).ainvoke
 
@@ -191,7 +191,7 @@ def test_lengths_of_answers() -> None:
     assert seconds(long, plain) - seconds(long, marked) == pytest.approx(60 * 0.0285)
 
 
-def test_figures() -> None:
+def test_figures_report_latency_goodput_and_utilisation() -> None:
     served = tuple(
         QueryOutcome("app", at, at + took, at + took / 2) for at, took in ((0.0, 1.0), (1.0, 2.0), (2.0, 12.0))
     )
@@ -205,13 +205,13 @@ def test_figures() -> None:
         quantile([], 0.5)
 
 
-def test_apps_side_by_side_are_told_apart() -> None:
+def test_figures_separate_the_apps_of_one_run() -> None:
     arrivals = [Arrival(0.0, "one", "x"), Arrival(0.0, "two", "y")]
     found = figures(simulate(CLUSTER, {"one": embeds, "two": embeds}, arrivals), {"one": 1.0, "two": 0.001})
     assert found["apps"]["one"]["within_slo"] == 1 and found["apps"]["two"]["within_slo"] == 0
 
 
-def test_alone_is_each_on_a_cluster_of_its_own() -> None:
+def test_run_alone_gives_each_query_its_own_cluster() -> None:
     arrivals = [Arrival(float(at), "app", "x") for at in (3, 3)]
     assert [one.seconds for one in run_alone(CLUSTER, {"app": embeds}, arrivals)] == pytest.approx([EMBEDDING] * 2)
 
@@ -249,20 +249,20 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
         ("engines:\n  llm: {kind: fake, options: {machine: cray}}\n", "no machine 'cray'"),
     ],
 )
-def test_what_a_file_does_not_say_is_asked_for(text: str, said: str, tmp_path: Path) -> None:
+def test_incomplete_pool_file_raises_config_error_with_hint(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Cluster.read(yaml(tmp_path, text))
     assert said in str(caught.value) and caught.value.hint
 
 
-def test_an_unknown_engine_or_policy() -> None:
+def test_unknown_engine_or_policy_raises_registration_error() -> None:
     with pytest.raises(RegistrationError, match="reader"):
         Cluster.of(rtx3090(), replicas={"reader": 2})
     with pytest.raises(RegistrationError, match="batch policy"):
         simulate(Cluster.of(rtx3090(), policy="best"), {"app": embeds}, [])
 
 
-def test_a_file_of_calibrated_profiles(tmp_path: Path) -> None:
+def test_calibrated_profiles_are_read_from_a_file(tmp_path: Path) -> None:
     import json
 
     from teola_plugin.engines.profiles import to_json
@@ -276,11 +276,11 @@ def test_a_file_of_calibrated_profiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(machines.MACHINES))
-def test_machines_have_the_four_engines(name: str) -> None:
+def test_each_machine_has_the_four_engines(name: str) -> None:
     assert set(machine_named(name)) == {"llm", "embedder", "reranker", "store"}
 
 
-def test_the_formula_gives_the_measured_card_back() -> None:
+def test_formula_reproduces_the_measured_card() -> None:
     kinds = (PrimitiveKind.DECODING, PrimitiveKind.PREFILLING)
     known, worked_out = rtx3090()["llm"], machines.llm(machines.LLAMA2_7B, machines.RTX_3090)
     for kind in kinds:
