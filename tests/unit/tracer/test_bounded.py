@@ -139,7 +139,7 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_what_has_no_bound_is_user_code(name: str) -> None:
+def test_function_without_a_bound_is_user_code(name: str) -> None:
     assert analyze_purity(UNBOUNDED[name]) is None
 
 
@@ -213,14 +213,14 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(max_examples=200 if os.environ.get("TEOLA_TEST_LONG") else 8, deadline=None)
 @given(texts=st.lists(st.text(max_size=12), max_size=12))
-def test_what_is_made_is_no_larger_than_the_bound(name: str, texts: list[str]) -> None:
+def test_result_size_does_not_exceed_the_bound(name: str, texts: list[str]) -> None:
     most = 10**9
     found = step_bound(BOUNDED[name])  # type: ignore[arg-type]
     assert found is not None and found.degree <= 2
     assert plain_size(BOUNDED[name](texts), most) <= found.factor * plain_size(texts, most) ** found.degree
 
 
-def test_to_look_for_a_bound_takes_no_long_time_itself() -> None:
+def test_search_for_a_bound_takes_limited_time() -> None:
     """Functions that call functions that call functions: each is looked into, up to a limit."""
     source = ["def f0(x): return [x]"] + [f"def f{i}(x): return [f{i - 1}(x), f{i - 1}(x)]" for i in range(1, 19)]
     made: dict[str, Any] = {}

@@ -51,7 +51,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 @pytest.mark.parametrize("kind", list(ALPHABET))
 @settings(deadline=None)
 @given(data=st.data())
-def test_any_text_in_any_pieces_gives_what_the_parser_returns(kind: str, data: st.DataObject) -> None:
+def test_items_of_any_chunked_text_equal_the_parsers_result(kind: str, data: st.DataObject) -> None:
     text = data.draw(st.text(ALPHABET[kind], max_size=30))
     places = data.draw(st.lists(st.integers(0, 40), max_size=8))
     assert read(kind, cut(text, places)) == PARSERS[kind].parse(text)
@@ -93,7 +93,7 @@ def test_json_items_equal_the_parsed_array(items: list[Any], indent: int | None,
         ),
     ],
 )
-def test_an_item_is_given_once_it_is_closed_and_not_before(kind: str, pieces: list[str], closed: list[Any]) -> None:
+def test_item_is_emitted_only_once_it_is_closed(kind: str, pieces: list[str], closed: list[Any]) -> None:
     stream = ItemStream(kind)
     assert [stream.feed(piece) for piece in pieces] == closed
 
@@ -128,15 +128,15 @@ def test_choices_equal_those_of_the_parsed_selection(
         ("[{'choice': 12, reason: x}]", []),
     ],
 )
-def test_what_is_no_number_of_a_choice(text: str, found: list[int]) -> None:
+def test_only_whole_numbers_of_choices_are_read(text: str, found: list[int]) -> None:
     assert read("choices", [text]) == found
 
 
-def test_json_with_raw_newlines_and_escapes() -> None:
+def test_json_with_raw_newlines_and_escapes_is_read() -> None:
     assert read("json", ['["a\nb", "c\\n\\u00e9\\"", "']) == ["a\nb", 'c\né"', ""]
 
 
-def test_a_cut_off_array_ends_as_the_parser_ends_it() -> None:
+def test_truncated_array_ends_as_the_parser_ends_it() -> None:
     assert read("json", ['{"queries": ["a", "b c']) == JsonOutputParser().parse('{"queries": ["a", "b c')["queries"]
 
 

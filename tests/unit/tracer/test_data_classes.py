@@ -191,7 +191,7 @@ def test_fields_of_data_classes_are_pure(function: Any) -> None:
 
 
 @pytest.mark.parametrize("function", IMPURE)
-def test_objects_of_data_classes_are_no_values(function: Any) -> None:
+def test_impure_uses_of_data_classes_are_not_pure(function: Any) -> None:
     assert analyze_purity(function) is None
 
 
@@ -252,7 +252,7 @@ def test_pure_properties_of_data_classes_are_read() -> None:
         (Editor(name="a" * MAX_PROPERTY_SIZE), "persona"),
     ],
 )
-def test_properties_that_may_do_anything_are_not_read(value: Any, name: str) -> None:
+def test_impure_properties_of_data_classes_are_not_read(value: Any, name: str) -> None:
     with pytest.raises(UnfitValue):
         read_field(value, name)
 

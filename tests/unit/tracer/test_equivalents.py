@@ -41,7 +41,7 @@ def levels(chain: Runnable[Any, Any]) -> list[str]:
     return [f"{row.level} {row.class_name}" for row in trace(chain).report]
 
 
-def test_the_queries_of_a_multi_query_retriever_are_searched_as_they_are_written() -> None:
+def test_multi_query_retriever_searches_queries_as_they_are_written() -> None:
     traced = trace(multi_query())
     assert levels(multi_query()) == ["lowered MultiQueryRetriever"]
     roles = {c.role for c in traced.template.components}
@@ -63,7 +63,7 @@ def test_the_original_question_is_searched_at_once() -> None:
     [multi_query(), multi_query(include_original=True), EnsembleRetriever(retrievers=[Search(), Search()])],
     ids=["multi-query", "with the original", "ensemble"],
 )
-def test_an_equivalent_gives_what_the_retriever_gives(retriever: BaseRetriever) -> None:
+def test_equivalent_chain_returns_the_retrievers_result(retriever: BaseRetriever) -> None:
     chain = equivalent_chain(retriever)
     assert chain is not None
     assert chain.invoke("lambs") == retriever.invoke("lambs")
@@ -75,14 +75,14 @@ def test_an_ensemble_of_pool_backed_retrievers_searches_side_by_side() -> None:
     assert levels(chain) == ["lowered EnsembleRetriever"] and len(retrievals) == 2
 
 
-def test_with_a_retriever_of_the_users_own_inside_all_runs_as_it_always_did() -> None:
+def test_ensemble_with_a_user_retriever_stays_opaque() -> None:
     chain = EnsembleRetriever(retrievers=[Search(), Own()])
     traced = trace(chain)
     assert levels(chain)[0].endswith("EnsembleRetriever") and not levels(chain)[0].startswith("lowered")
     assert [c.role for c in traced.template.components] == [Role.OPAQUE] and traced.watched
 
 
-def test_a_changed_class_is_not_known() -> None:
+def test_overridden_retriever_class_has_no_equivalent() -> None:
     class Mine(MultiQueryRetriever):
         def unique_union(self, documents: list[Document]) -> list[Document]:
             return documents[:1]

@@ -150,7 +150,7 @@ def touches(state: Any) -> Any:
     return LLM.invoke("never")
 
 
-def test_no_user_code_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_a_function_runs_no_user_code(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "teola_plugin")
     draft = Draft()
     TRIPS.clear()
@@ -235,12 +235,12 @@ exec("def executed(state):\n    return LLM.invoke(state['question'])", EXEC_GLOB
     ],
     ids=lambda func: getattr(type(func), "__name__", "?"),
 )
-def test_callables_without_source_that_is_understood_are_left_alone(func: object) -> None:
+def test_callables_without_readable_source_are_left_alone(func: object) -> None:
     assert summarized(func) == FunctionSummary()
     assert trace_function(func, ["state"]).template.components == ()
 
 
-def test_lambdas_that_share_a_line_are_told_apart() -> None:
+def test_lambdas_on_one_line_are_distinguished() -> None:
     for func, key in zip(TWO_LAMBDAS, "ab", strict=True):
         definition = source_of(func.__code__)
         assert isinstance(definition, ast.Lambda)
@@ -349,7 +349,7 @@ def forked(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("func", [recursive, mutual, endless, nested, doubling, forked])
-def test_reading_ends_soon(func: Callable[..., Any]) -> None:
+def test_reading_any_function_takes_limited_time(func: Callable[..., Any]) -> None:
     summarized(func)  # its file is read
     start = time.thread_time()  # of this thread alone, whatever else runs here
     summarized(func)
@@ -367,7 +367,7 @@ def test_reading_ends_soon(func: Callable[..., Any]) -> None:
     ],
     ids=["long sum", "parentheses", "attributes", "many lines", "many calls"],
 )
-def test_long_functions(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_long_functions_takes_limited_time(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     nodes = module(tmp_path, f"def node(state):\n    {text}\n")
     summarized(nodes.node)
     start = time.thread_time()
@@ -376,7 +376,7 @@ def test_long_functions(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixt
     assert "is a bug of teola-plugin" not in caplog.text
 
 
-def test_functions_of_the_standard_library_and_frameworks_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_library_functions_raises_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Thousands of functions that nobody wrote for this: what is not understood is left alone, quietly."""
     caplog.set_level("DEBUG", "teola_plugin")
     import langchain_core.prompts.chat
@@ -415,7 +415,7 @@ def harmless_in_between(state: Any) -> Any:
     return {"documents": RETRIEVER.invoke(state["question"])}
 
 
-def test_user_code_is_a_component_in_the_order_of_the_others() -> None:
+def test_user_code_becomes_a_component_in_source_order() -> None:
     draft = Draft()
     summary = summarized(unknown_in_between, draft)
     (code,) = [c.name for c in draft.components.values() if c.role is Role.OPAQUE]
@@ -454,7 +454,7 @@ def calls_a_tool(state: Any) -> Any:
     return {"messages": [AIMessage(look_up.invoke({"query": state["question"]}))]}
 
 
-def test_tools_made_of_functions() -> None:
+def test_tools_made_of_functions_are_traced_as_retrievals() -> None:
     for one in (look_up, alook_up):
         assert [c.role.name for c in trace_function(one, ["query"]).template.components] == [
             "RETRIEVAL",

@@ -78,7 +78,7 @@ def sends(state: Any) -> list[Send]:
     return [Send("write", {"topic": topic.strip(), "question": state["question"]}) for topic in topics]
 
 
-def test_updates_by_key() -> None:
+def test_summary_lists_state_updates_by_key() -> None:
     summary = summarized(retrieve)
     assert summary.updates is not None and set(summary.updates) == {"documents", "tries"}
     assert summary.updates["documents"] == Ref("retrieve.retrieve.documents")
@@ -100,7 +100,7 @@ def test_a_command_has_updates_and_a_target() -> None:
 @pytest.mark.parametrize(
     ("func", "names"), [(routes, ("end",)), (routes_to_two, ("one", "two")), (returns_nothing, ())]
 )
-def test_names_that_a_router_returns(func: Any, names: tuple[str, ...]) -> None:
+def test_router_summary_lists_the_names_it_returns(func: Any, names: tuple[str, ...]) -> None:
     summary = summarized(func)
     assert summary.goto == names and summary.certain
 
@@ -162,7 +162,7 @@ def test_a_list_of_messages_is_known_message_by_message() -> None:
     assert first.uses_engines and second.updates == {"messages": second.updates["messages"]}  # type: ignore[index]
 
 
-def test_values_are_written_out_where_the_state_is_known() -> None:
+def test_known_state_values_become_constant_components() -> None:
     draft = Draft()
     summarized(retrieve, draft, question=KnownValue("oats"))
     constant, *_ = draft.components.values()
@@ -238,7 +238,7 @@ def guarded_each(resources: Resources) -> Any:
 
 @pytest.mark.parametrize("make", [guarded, guarded_each])
 @pytest.mark.parametrize(("speculate", "prefetched"), [("auto", 2), ("off", 1)])
-def test_calls_of_a_possible_branch_are_prefetched_only_if_speculation_is_on(
+def test_possible_branch_is_prefetched_only_with_speculation(
     resources: Resources, make: Any, speculate: str, prefetched: int
 ) -> None:
     node, state = make(resources), {"question": "oats"}

@@ -40,7 +40,7 @@ def traced(case: Case, name: str) -> TraceResult:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_template(resources: Resources, name: str, request: pytest.FixtureRequest) -> None:
+def test_function_template_matches_golden_file(resources: Resources, name: str, request: pytest.FixtureRequest) -> None:
     result = traced(all_cases(resources)[name], name)
     text = f"{format_graph(build_pgraph(result.template), depths=False)}\n"
     path = GOLDEN / f"{name}.txt"

@@ -171,7 +171,7 @@ def _coerced(chain: Any) -> Runnable[Any, Any]:
 
 
 @pytest.mark.parametrize("name", list(CHAINS))
-def test_template_and_report(name: str, request: pytest.FixtureRequest) -> None:
+def test_template_and_report_match_golden_file(name: str, request: pytest.FixtureRequest) -> None:
     traced = trace(made(name))
     watched = "\n".join(f"{'/'.join(path) or '(root)'}: {component}" for path, component in traced.watched.items())
     text = f"{format_graph(build_pgraph(traced.template), depths=False)}\n\n{traced.report}\n"
@@ -191,18 +191,18 @@ LOWERED = [name for name, (_, value) in CHAINS.items() if value is not None and 
 
 
 @pytest.mark.parametrize("name", LOWERED)
-def test_what_runs_beside_gives_the_plain_chains_value(name: str) -> None:
+def test_lowered_template_gives_the_original_chains_value(name: str) -> None:
     chain, value = made(name), CHAINS[name][1]
     plain = chain.invoke(value)
     beside = run_beside(trace(chain), value)
     assert _without_ids(beside) == _without_ids(plain)
 
 
-def test_lowered_chains_are_enough_to_mean_something() -> None:
+def test_enough_chains_are_lowered_for_comparison() -> None:
     assert len(LOWERED) >= 9
 
 
-def test_advanced_rag_beside_equals_plain_once_its_lambdas_are_observed() -> None:
+def test_advanced_rag_template_equals_original_given_lambda_values() -> None:
     chain = advanced_rag()
     head = RunnableSequence(*chain.steps[:5])  # type: ignore[attr-defined]
     values = head.invoke(Q)
@@ -232,7 +232,7 @@ def test_assigned_keys_depend_on_what_they_read_only() -> None:
     assert ("a.parse", "b.model") in traced.template.order
 
 
-def test_a_trivial_lambda_is_seen_through() -> None:
+def test_trivial_lambda_becomes_a_path_reference() -> None:
     chain = {"q": lambda x: x["question"], "deep": lambda x: x["a"]["b"][0]} | ask("{q}{deep}") | MODEL
     assert dict(trace(chain).template["model"].inputs) == {
         "q": Ref("$input", ("question",)),
@@ -251,7 +251,7 @@ def test_a_pure_function_is_computed_from_the_keys_that_it_reads() -> None:
     assert not traced.watched
 
 
-def test_a_pure_function_is_not_trusted_with_objects_of_the_users_own() -> None:
+def test_pure_function_rejects_objects_of_user_classes() -> None:
     class Odd(str):
         def strip(self, *_: Any) -> str:
             raise AssertionError("a side effect")
@@ -277,7 +277,7 @@ def test_chunks_come_from_the_leaf() -> None:
     assert [chunk.text for chunk in trace(made("advanced_rag")).calls["index"]("a b")] == ["a", "b"]
 
 
-def test_effects_of_leaves() -> None:
+def test_leaves_declare_their_read_and_write_effects() -> None:
     traced = trace(made("advanced_rag"))
     (write,) = traced.template["index"].effects
     body = traced.template["found"].body
@@ -286,7 +286,7 @@ def test_effects_of_leaves() -> None:
     assert write.writes and read.conflicts(write) and read.validated
 
 
-def test_a_generation_known_to_be_the_list_leaves_no_guess() -> None:
+def test_only_the_generation_of_the_list_is_splittable() -> None:
     chain = (
         RunnablePassthrough.assign(queries=ask("{q}") | MODEL | NumberedListOutputParser(), hyde=ask("h {q}") | MODEL)
         | RunnableLambda(lambda values: [*values["queries"], values["hyde"].content])
@@ -336,7 +336,7 @@ class Named(RunnableParallel[Any]):
         (RunnableLambda(lambda x: print(x)), "your code"),
     ],
 )
-def test_what_is_not_understood_stays_opaque_and_says_why(chain: Runnable[Any, Any], why: str) -> None:
+def test_unknown_runnable_stays_opaque_with_a_reason(chain: Runnable[Any, Any], why: str) -> None:
     traced = trace(chain)
     assert any(c.role is Role.OPAQUE for c in traced.template.components)
     (node,) = [n for n in traced.report if n.components and n.level != "lowered"]
@@ -355,7 +355,7 @@ def test_outer_bound_arguments_win() -> None:
 
 
 @pytest.mark.parametrize("thing", ["chain", None, len, PoolRetriever])
-def test_not_a_runnable(thing: object) -> None:
+def test_tracing_a_non_runnable_raises_trace_error(thing: object) -> None:
     with pytest.raises(TraceError, match="not a LangChain Runnable") as error:
         trace(thing)
     assert error.value.path == "chain" and error.value.hint
@@ -379,7 +379,7 @@ def test_tracing_twice_gives_equal_templates() -> None:
     assert one.template == two.template and one.report == two.report and one.watched == two.watched
 
 
-def test_500_steps() -> None:
+def test_chain_of_500_steps_is_traced() -> None:
     steps = [RunnablePassthrough.assign(**{f"k{i}": itemgetter("q") | PoolRetriever()}) for i in range(250)]
     steps += [RunnableLambda(own(lambda x: x)) for _ in range(250)]
     traced = trace(RunnableSequence(*steps))
@@ -387,7 +387,7 @@ def test_500_steps() -> None:
     assert len(build_pgraph(traced.template)) == 1000
 
 
-def test_names_of_equal_keys_stay_apart_from_primitives() -> None:
+def test_clashing_keys_get_distinct_primitive_names() -> None:
     chain = RunnableParallel(
         {"a": PoolRetriever(), "a.embedding": PoolRetriever(), "b": {"x": MODEL}, "b.x": MODEL, "$ ?": PoolRetriever()}
     )
@@ -397,14 +397,14 @@ def test_names_of_equal_keys_stay_apart_from_primitives() -> None:
     assert _all_lowered(traced)
 
 
-def test_the_report_is_a_table() -> None:
+def test_report_renders_as_a_table() -> None:
     report = trace(made("lambda_between")).report
     lines = str(report).splitlines()
     assert len(lines) == len(report) and lines[2].startswith("unchanged  chain.steps[0]")
     assert [n.class_name for n in report.at("original")] == ["RunnableLambda"]
 
 
-def test_tracing_is_cheap() -> None:
+def test_tracing_takes_few_function_calls() -> None:
     """Function calls, not seconds: a machine's load must not matter."""
     chain = advanced_rag()
     trace(chain)

@@ -50,7 +50,7 @@ def reason(node: Any, entry: str = "query") -> str:
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_every_part_is_lowered_and_the_graph_is_sound(stock: Library, name: str) -> None:
+def test_every_part_is_lowered_into_a_valid_graph(stock: Library, name: str) -> None:
     found = trace(ENGINES[name](stock))
     assert {row.level for row in found.traced.report} == {"lowered"}
     build_pgraph(found.traced.template)
@@ -71,7 +71,7 @@ GOLDENS = {
 
 
 @pytest.mark.parametrize("name", list(GOLDENS))
-def test_golden(stock: Library, name: str, request: pytest.FixtureRequest) -> None:
+def test_template_and_report_match_golden_file(stock: Library, name: str, request: pytest.FixtureRequest) -> None:
     found = trace(GOLDENS[name](stock)).traced
     text = f"{format_graph(build_pgraph(found.template), depths=False)}\n\n{found.report}\n"
     path = GOLDEN / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
@@ -115,7 +115,7 @@ def synthesizer(stock: Library, **more: Any) -> Any:
     return get_response_synthesizer(llm=stock.llm, **more)
 
 
-def test_code_of_the_users_own_is_not_guessed_at(stock: Library) -> None:
+def test_user_code_is_not_lowered_and_reports_why(stock: Library) -> None:
     assert reason(Own(), "retrieve") == "Own is not known"
     assert reason(Told(llm=stock.llm), "synthesize") == "Told changes what CompactAndRefine does"
     assert reason(Named(llm=stock.llm), "synthesize") == ""
@@ -147,11 +147,11 @@ def test_code_of_the_users_own_is_not_guessed_at(stock: Library) -> None:
         ),
     ],
 )
-def test_reasons_of_synthesizers(stock: Library, make: Any, why: str) -> None:
+def test_synthesizer_that_is_not_lowered_reports_why(stock: Library, make: Any, why: str) -> None:
     assert why in reason(make(stock), "synthesize")
 
 
-def test_reasons_of_retrievers(stock: Library) -> None:
+def test_retrievers_with_filters_or_modes_are_lowered(stock: Library) -> None:
     from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
     several = MetadataFilters(filters=[MetadataFilter(key="a", value=1, operator=FilterOperator.GT)])
@@ -163,7 +163,7 @@ def test_reasons_of_retrievers(stock: Library) -> None:
     )  # its embedding is ahead
 
 
-def test_a_node_that_stands_for_an_object_is_left_to_the_plain_code(stock: Library) -> None:
+def test_node_that_references_an_object_is_not_understood(stock: Library) -> None:
     retriever = stock.index.as_retriever()
     twice = [NodeWithScore(node=TextNode(id_="a", text=text), score=1.0) for text in ("one", "one")]
     assert [n.node.get_content() for n in unique_nodes(retriever, "q", twice)] == ["one"]
@@ -171,7 +171,7 @@ def test_a_node_that_stands_for_an_object_is_left_to_the_plain_code(stock: Libra
         unique_nodes(retriever, "q", [NodeWithScore(node=IndexNode(text="x", index_id="i", obj=retriever), score=1.0)])
 
 
-def test_levels_of_what_runs_as_always(stock: Library) -> None:
+def test_report_level_tells_joined_from_original_objects(stock: Library) -> None:
     assert report_level(Own()) == "original"
     assert report_level(stock.rag()) == "joined"
     assert find_override(stock.rag(), RetrieverQueryEngine) == ""
@@ -180,7 +180,7 @@ def test_levels_of_what_runs_as_always(stock: Library) -> None:
 # ------------------------------------------------------------ guards
 
 
-def test_a_changed_object_is_another(stock: Library) -> None:
+def test_trace_is_invalid_after_its_object_changes(stock: Library) -> None:
     engine = stock.fused("refine")
     found = trace(engine)
     assert found.holds
@@ -200,7 +200,7 @@ def test_a_changed_object_is_another(stock: Library) -> None:
 # ------------------------------------------------------------ dry runs
 
 
-def test_prompts_are_caught_and_answers_parsed_by_the_frameworks_code(stock: Library) -> None:
+def test_prompts_and_answers_pass_through_framework_code(stock: Library) -> None:
     template = PromptTemplate("about {topic}: {text}")
 
     def run(llm: Any, given: Any) -> str:
@@ -224,7 +224,7 @@ def test_prompts_are_caught_and_answers_parsed_by_the_frameworks_code(stock: Lib
         capture_payload(stock.llm, lambda llm, given: llm.stream(template), {}, {}, ())
 
 
-def test_parts_of_a_prompt_in_the_order_of_the_text(stock: Library) -> None:
+def test_prompt_parts_follow_the_order_of_the_text(stock: Library) -> None:
     chat = ChatPromptTemplate.from_messages([("system", "Rules. {b}"), ("user", "{a} or {b}?")])
 
     def run(llm: Any, given: Any) -> str:
@@ -236,7 +236,7 @@ def test_parts_of_a_prompt_in_the_order_of_the_text(stock: Library) -> None:
     assert prompt_parts(stock.llm, lambda llm, given: 1 / 0, ("a",), {}) == ()
 
 
-def test_templates_are_formatted_beside_their_original() -> None:
+def test_copied_template_formats_like_its_original() -> None:
     original = PromptTemplate("{a}", output_parser=PydanticOutputParser(Answer))
     copied = copy_template(original)
     copied.partial_format(a="x")

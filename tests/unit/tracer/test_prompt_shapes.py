@@ -40,7 +40,7 @@ def said(prompt: Any) -> list[tuple[str, str]]:
     return [(m.type, m.content) for m in prompt.to_messages()]
 
 
-def test_parts_in_rendered_order_with_merged_literals() -> None:
+def test_prompt_parts_are_in_rendered_order_with_merged_literals() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), RECORD)
     assert shown(prompted) == [
         "\nsystem: Be brief. {literal}\nsystem: Context: ",
@@ -53,12 +53,12 @@ def test_parts_in_rendered_order_with_merged_literals() -> None:
     assert prompted.parts[0].tokens == len(prompted.parts[0].text) // 4
 
 
-def test_all_known_renders_exactly_as_the_template() -> None:
+def test_prompt_with_all_values_renders_as_the_template() -> None:
     given = {"context": "c", "question": 3}
     assert bind_prompt(prompt_shape(CHAT), RECORD).render(given) == CHAT.invoke(given)
 
 
-def test_what_comes_after_the_first_unknown_is_cut_off() -> None:
+def test_prompt_is_cut_off_after_the_first_unknown() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), RECORD)
     start = ("system", "Be brief. {literal}")
     assert said(prompted.render({})) == [start, ("system", f"Context: {UNKNOWN}, {{braces}} in prose")]
@@ -66,7 +66,7 @@ def test_what_comes_after_the_first_unknown_is_cut_off() -> None:
     assert said(prompted.render({"context": "c"})) == [start, known, ("human", UNKNOWN)]
 
 
-def test_a_base_may_bring_what_is_optional() -> None:
+def test_base_record_supplies_optional_variables() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), Record(RECORD.items, Ref(INPUT)))
     assert [name for name, _ in prompted.inputs] == ["context", "question", BASE]
     assert shown(prompted)[2:7] == [", {braces} in ", f"<{BASE}>", f"<{BASE}>", "\nuser: ", "<question>"]
@@ -77,7 +77,7 @@ def test_a_base_may_bring_what_is_optional() -> None:
     assert said(prompted.render(given))[-1] == ("system", f"Context: c, {{braces}} in {UNKNOWN}")
 
 
-def test_messages_not_known_yet_end_the_prompt() -> None:
+def test_unknown_messages_end_the_prompt() -> None:
     template = ChatPromptTemplate.from_messages([("system", "s"), MessagesPlaceholder("history"), ("human", "{q}")])
     prompted = bind_prompt(prompt_shape(template), Ref("x"))
     assert [(name, str(ref)) for name, ref in prompted.inputs] == [("history", "x.history"), ("q", "x.q")]
@@ -104,7 +104,7 @@ def test_plain_prompts_have_no_role_markers() -> None:
     assert prompted.render({"a": 1, "b": [2]}) == template.invoke({"a": 1, "b": [2]})
 
 
-def test_nested_templates_and_a_template_without_variables() -> None:
+def test_nested_and_constant_templates_are_understood() -> None:
     template = ChatPromptTemplate.from_messages([CHAT, ("ai", "ok")])
     assert "<context>" in shown(bind_prompt(prompt_shape(template), Ref("x")))
     fixed = ChatPromptTemplate.from_messages([("human", "hi")])
@@ -159,7 +159,7 @@ def chat_few_shot(**given: Any) -> FewShotChatMessagePromptTemplate:
     return FewShotChatMessagePromptTemplate(**(options | given))
 
 
-def test_examples_are_part_of_the_text() -> None:
+def test_few_shot_examples_are_part_of_the_text() -> None:
     template = few_shot()
     prompted = bind_prompt(prompt_shape(template), Record({"x": Ref("x")}))
     assert shown(prompted)[:3] == ["Examples of prose:\n\nFor 1.\n\nFor ", "<x>", " too.\n\nNow "]
@@ -168,7 +168,7 @@ def test_examples_are_part_of_the_text() -> None:
     assert bind_prompt(prompt_shape(inside), Ref("x")).render({"x": "this"}) == inside.invoke("this")
 
 
-def test_examples_are_messages() -> None:
+def test_chat_few_shot_examples_become_messages() -> None:
     template = ChatPromptTemplate.from_messages([("system", "Be brief."), chat_few_shot(), ("human", "{q}")])
     prompted = bind_prompt(prompt_shape(template), Ref("x"))
     start = "\nsystem: Be brief.\nhuman: What of one?\nai: one is {fine}.\nhuman: What of 2?\nai: 2 is {fine}.\nuser: "
@@ -206,6 +206,6 @@ def test_examples_are_messages() -> None:
         (ChatPromptTemplate.from_messages([chat_few_shot(examples=[{"a": print}])]), "other than texts"),
     ],
 )
-def test_what_may_run_code_is_not_understood(template: Any, why: str) -> None:
+def test_template_that_may_run_code_is_not_understood(template: Any, why: str) -> None:
     with pytest.raises(NotUnderstood, match=why):
         prompt_shape(template)

@@ -77,7 +77,7 @@ class Callable_:
         (numbered, Purity(None)),
     ],
 )
-def test_pure(function: Any, reads: Purity) -> None:
+def test_pure_function_gets_its_purity_and_reads(function: Any, reads: Purity) -> None:
     assert analyze_purity(function) == reads
 
 
@@ -91,11 +91,11 @@ def test_pure(function: Any, reads: Purity) -> None:
         lambda x: (lambda: os.remove(x))(), lambda x: eval(x), lambda x: unknown_name(x),  # noqa: F821
     ],
 )  # fmt: skip
-def test_not_certainly_pure(function: Any) -> None:
+def test_possibly_impure_function_is_not_pure(function: Any) -> None:
     assert analyze_purity(function) is None
 
 
-def test_plain_values() -> None:
+def test_is_plain_accepts_standard_values_only() -> None:
     class Own(dict[str, Any]):
         pass
 
@@ -105,7 +105,7 @@ def test_plain_values() -> None:
     assert not is_plain(Document("x", metadata={"a": Own()}))
 
 
-def test_a_value_that_takes_long_to_look_at_is_not_plain() -> None:
+def test_value_too_large_to_inspect_is_not_plain() -> None:
     shared: list[Any] = ["x"]
     for _ in range(60):
         shared = [shared, shared]
@@ -128,7 +128,7 @@ def test_a_function_of_higher_degree_is_computed_on_small_values_only() -> None:
         call_on_plain(pairs, ["x"] * 100_000, found.degree)
 
 
-def test_functions_made_anew_are_told_apart_by_what_they_close_over() -> None:
+def test_purity_cache_distinguishes_closures_by_their_values() -> None:
     def reader(key: Any) -> Callable[[Any], Any]:
         return lambda x: x[key] * key
 
@@ -138,7 +138,7 @@ def test_functions_made_anew_are_told_apart_by_what_they_close_over() -> None:
     assert cached_purity(reader(True)) is not None  # type: ignore[arg-type]
 
 
-def test_a_shadowed_builtin_is_no_builtin() -> None:
+def test_shadowed_builtin_makes_a_function_impure() -> None:
     made: dict[str, Any] = {"len": os.remove}
     exec("f = lambda x: len(x)", made)
     assert analyze_purity(made["f"]) is None

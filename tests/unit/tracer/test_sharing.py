@@ -123,7 +123,7 @@ SHARING = [name for name in list(vars(Embedding))[list(vars(Embedding)).index("c
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_a_method_that_may_leave_something_for_another_call_shares(name: str) -> None:
+def test_method_that_may_keep_state_between_calls_shares(name: str) -> None:
     assert not shares_nothing(getattr(Embedding(), name))
 
 

@@ -225,7 +225,7 @@ def test_nothing_inside_a_map_is_watched() -> None:
     assert sorted(traced.watched.values()) == ["each", "list", "sum"]
 
 
-def test_strangers_have_no_path() -> None:
+def test_runs_of_other_chains_have_no_path() -> None:
     tracker = PathTracker()
     root, child, stranger = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()
     assert tracker.add_run(root, uuid.uuid4(), ["seq:step:4"]) == ()

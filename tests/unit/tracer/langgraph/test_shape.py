@@ -36,7 +36,7 @@ def graph(*edges: tuple[Any, str], nodes: str = "abcd", **kwargs: Any) -> Any:
     return builder.compile(**kwargs)
 
 
-def test_static_edges_joins_and_branches_are_told_apart() -> None:
+def test_static_edges_joins_and_branches_are_distinguished() -> None:
     builder = StateGraph(State)
     for name in "abcd":
         builder.add_node(name, node)
@@ -51,7 +51,7 @@ def test_static_edges_joins_and_branches_are_told_apart() -> None:
     assert START not in shape.nodes
 
 
-def test_channels_tell_how_they_are_updated() -> None:
+def test_shape_names_the_update_rule_of_each_channel() -> None:
     shape, messages = shape_of(graph((START, "a"))), StateGraph(MessagesState).add_node("a", node)
     assert shape is not None
     assert shape.update_rules == {
@@ -65,14 +65,14 @@ def test_channels_tell_how_they_are_updated() -> None:
     assert found is not None and found.update_rules["messages"] in ("messages", "unknown")
 
 
-def test_a_node_that_a_person_is_asked_before_may_not_run() -> None:
+def test_node_with_an_interrupt_is_skippable_or_pauses() -> None:
     shape = shape_of(graph((START, "a"), ("a", "b"), nodes="ab", interrupt_before=["b"], interrupt_after=["a"]))
     assert shape is not None
     assert (shape.nodes["a"].skippable, shape.nodes["a"].pauses) == (False, True)
     assert (shape.nodes["b"].skippable, shape.nodes["b"].pauses) == (True, False)
 
 
-def test_how_many_nodes_may_come_after_each() -> None:
+def test_distances_count_the_nodes_that_may_follow() -> None:
     line = shape_of(graph((START, "a"), ("a", "b"), ("b", "c"), ("c", "d"), ("d", END)))
     assert line is not None and distances(line) == {"a": 3, "b": 2, "c": 1, "d": 0}
     loop = shape_of(graph((START, "a"), ("a", "b"), ("b", "a"), ("b", "c"), nodes="abc"))
@@ -138,7 +138,7 @@ def test_arms_of_one_choice_run_alone() -> None:
     assert accompanied(builder.compile()) == set()
 
 
-def test_an_arm_runs_beside_the_node_behind_a_static_edge() -> None:
+def test_arm_runs_parallel_to_the_node_of_a_static_edge() -> None:
     builder = StateGraph(State)
     for name in "abcd":
         builder.add_node(name, node)
