@@ -32,7 +32,7 @@ class Loud(list[Any]):
         raise AssertionError("user code ran")
 
 
-def test_what_lies_under_a_path() -> None:
+def test_read_path_returns_the_nested_value() -> None:
     given = {"a": [{"b": ("c", "d", "e")}]}
     assert read_path(given, ("a", 0, "b", 1)) == "d"
     assert read_path(given, ("a", 0, "b", Slice(1, None))) == ("d", "e")
@@ -42,7 +42,7 @@ def test_what_lies_under_a_path() -> None:
         read_path({}, ("a",))
 
 
-def test_a_look_that_would_add_a_key_is_none() -> None:
+def test_read_path_adds_no_key_to_a_defaultdict() -> None:
     grows: defaultdict[str, list[int]] = defaultdict(list, here=[1])
     assert read_path(grows, ("here", 0)) == 1
     with pytest.raises(KeyError):
@@ -51,12 +51,12 @@ def test_a_look_that_would_add_a_key_is_none() -> None:
 
 
 @pytest.mark.parametrize("value", [Mine(), UserDict({"a": 1})])
-def test_look_ups_of_the_users_own_are_not_made(value: Any) -> None:
+def test_read_path_does_not_run_lookups_of_user_classes(value: Any) -> None:
     with pytest.raises(TypeError, match="code of the user's"):
         read_path(value, ("a",))
 
 
-def test_items() -> None:
+def test_items_of_reads_standard_containers() -> None:
     for value in ([1, 2], (1, 2), {1: 0, 2: 0}, {1, 2}, deque([1, 2]), range(1, 3), {1: 0, 2: 0}.keys(), Quiet([1, 2])):
         assert items_of(value) == [1, 2]
     assert items_of("ab") == ["a", "b"]
@@ -67,21 +67,21 @@ def _made() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("value", [iter([1]), _made(), map(str, [1]), zip([1], strict=True), reversed([1])])
-def test_what_is_used_up_is_not_read(value: Any) -> None:
+def test_items_of_does_not_consume_iterators(value: Any) -> None:
     with pytest.raises(TypeError, match="once only"):
         items_of(value)
     assert len(list(value)) == 1
 
 
 @pytest.mark.parametrize("value", [Mine(), Loud([1]), UserList([1])])
-def test_items_behind_code_of_the_users_are_not_read(value: Any) -> None:
+def test_items_of_rejects_user_classes_and_non_containers(value: Any) -> None:
     with pytest.raises(TypeError, match="code of the user's"):
         items_of(value)
     with pytest.raises(TypeError):
         items_of(5)
 
 
-def test_conditions() -> None:
+def test_holds_gives_truth_without_running_user_code() -> None:
     assert [holds(value) for value in ("a", "", [0], 0, None, 0.5, Quiet(), object())] == [
         True, False, True, False, False, True, False, True,
     ]  # fmt: skip

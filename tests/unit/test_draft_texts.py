@@ -51,7 +51,7 @@ def fits(form: str, text: str) -> bool:
         ({"anyOf": [TEXT, {"type": "null"}]}, None),
     ],
 )
-def test_some_form_of_a_schema_fits_what_follows_it(schema: Any, value: Any) -> None:
+def test_some_form_of_a_schema_fits_a_valid_value(schema: Any, value: Any) -> None:
     found = forms_of_schema(json.dumps(schema))
     assert found and any(fits(form, json.dumps(value)) for form in found)
     assert any(fits(form, json.dumps(value, separators=(",", ":"))) for form in found)
@@ -63,7 +63,7 @@ def test_a_schema_that_fixes_nothing_has_no_form(schema: str) -> None:
     assert forms_of_schema(schema) == ()
 
 
-def test_a_schema_that_holds_itself_ends() -> None:
+def test_recursive_schema_has_a_finite_form() -> None:
     tree = {"type": "object", "properties": {"name": TEXT, "next": {"$ref": "#/$defs/T"}}}
     [form] = forms({"$ref": "#/$defs/T", "$defs": {"T": tree}})
     assert form.startswith('{"name": "' + GAP)
@@ -78,13 +78,13 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_whatever_stands_in_a_schema_it_is_read(schema: Any) -> None:
+def test_any_schema_yields_a_bounded_number_of_forms(schema: Any) -> None:
     found = forms_of_schema(json.dumps(schema))
     assert len(found) <= 2 * MAX_FORMS and all(GAP in form for form in found)
     assert len(forms_of_tools(json.dumps(schema))) <= MAX_TEXTS
 
 
-def test_a_call_of_each_tool_in_the_forms_of_models() -> None:
+def test_each_tool_yields_forms_of_known_call_formats() -> None:
     tools = [{"function": {"name": name, "parameters": {"properties": {"city": TEXT}}}} for name in ("a", "b")]
     tools[0]["function"]["parameters"]["type"] = "object"
     found = forms_of_tools(json.dumps(tools))
@@ -98,7 +98,7 @@ def test_a_call_of_each_tool_in_the_forms_of_models() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=ascii)
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"], ids=ascii)
-def test_an_earlier_call_may_hold_any_separator_but_line_ends(mark: str, end: str) -> None:
+def test_earlier_call_with_any_separator_but_line_ends_is_found(mark: str, end: str) -> None:
     call = json.dumps({"name": "a", "arguments": {"text": f"oats{mark}hay"}}, ensure_ascii=False)
 
     found = calls_in([Message("assistant", f"So.{end}{call}{end}")])
@@ -106,7 +106,7 @@ def test_an_earlier_call_may_hold_any_separator_but_line_ends(mark: str, end: st
     assert found == (call,)
 
 
-def test_earlier_calls_go_first_the_last_one_at_the_head() -> None:
+def test_earlier_calls_come_before_tool_forms_newest_first() -> None:
     calls = [json.dumps({"name": "a", "arguments": {"n": n}}) for n in range(6)]
     messages = [Message("assistant", f"So.\n{call}") for call in calls] + [Message("user", calls[0])]
     assert calls_in(messages) == tuple(reversed(calls))[:4]
@@ -115,14 +115,14 @@ def test_earlier_calls_go_first_the_last_one_at_the_head() -> None:
     assert texts_of(asked) == (*calls_in(messages), *forms_of_tools(tools))
 
 
-def test_only_greedy_generations_are_drafted_for() -> None:
+def test_only_greedy_generations_get_draft_texts() -> None:
     prompt = Prompt(text="x")
     assert texts_of(Generate(prompt, Sampling(json_schema='{"enum": ["a"]}'))) == ('"a"' + GAP,)
     assert texts_of(Generate(prompt, Sampling(temperature=0.1, json_schema='{"enum": ["a"]}'))) == ()
     assert texts_of(Generate(prompt)) == texts_of(SearchVector("c", (0.0,))) == ()
 
 
-def test_labels_and_lists() -> None:
+def test_labels_and_lists_have_draft_forms() -> None:
     assert forms_of_labels(["YES", "NO", "YES", ""]) == ("YES" + GAP, "NO" + GAP)
     assert fits(forms_of_list("numbered")[0][:12], "1. one\n2. two\n3. three")
     assert forms_of_list("comma") == forms_of_list("") == ()

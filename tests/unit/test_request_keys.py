@@ -77,7 +77,7 @@ def test_a_value_that_contains_itself_has_no_key() -> None:
         freeze(endless)
 
 
-def test_a_value_of_a_class_of_its_own_may_have_a_special_key() -> None:
+def test_special_key_function_overrides_the_default_key() -> None:
     special = lambda value: ("set", len(value)) if isinstance(value, set) else None  # noqa: E731
     assert freeze([{1, 2}], special) == freeze([{3, 4}], special)
 

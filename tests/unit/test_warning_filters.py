@@ -14,19 +14,19 @@ FILTERS = tomllib.loads(SETTINGS)["tool"]["pytest"]["ini_options"]["filterwarnin
 
 
 @pytest.mark.parametrize("category", [DeprecationWarning, PendingDeprecationWarning, FutureWarning, UserWarning])
-def test_warnings_are_errors(category: type[Warning]) -> None:
+def test_warnings_raise_as_errors_in_tests(category: type[Warning]) -> None:
     with pytest.raises(category):
         warnings.warn("this is going away", category, stacklevel=1)
 
 
-def test_what_is_ignored_is_named() -> None:
+def test_every_ignored_warning_names_its_message() -> None:
     assert FILTERS[0] == "error"
     for entry in FILTERS[1:]:
         action, message, category, *_ = entry.split(":")
         assert (action, category) == ("ignore", "DeprecationWarning") and len(message) > 20
 
 
-def test_what_is_ignored_has_a_reason() -> None:
+def test_every_ignored_warning_has_a_reason() -> None:
     lines = [line.strip() for line in SETTINGS.splitlines()]
     start = lines.index("filterwarnings = [")
     entries = lines[start + 1 : lines.index("]", start)]
@@ -36,7 +36,7 @@ def test_what_is_ignored_has_a_reason() -> None:
     assert all("\n" in group for group in groups), "a reason without a warning"
 
 
-def test_no_file_of_tests_ignores_all_warnings() -> None:
+def test_no_test_file_ignores_all_warnings() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
