@@ -208,6 +208,15 @@ def test_no_gain_page_explains_every_reason_with_a_fix() -> None:
     assert {one for one in Reason if one.fix} <= set().union(*explained.values())
 
 
+def test_documents_besides_the_reference_can_be_read() -> None:
+    """All pages of `docs` together have at most 25,000 words, those of the reference apart."""
+    pages = [
+        path for path in (ROOT / "docs").glob("*.md") if not path.name.startswith(("reference-", "compatibility-"))
+    ]
+
+    assert sum(len(path.read_text().split()) for path in pages) <= 25_000
+
+
 def test_readme_is_one_page_in_the_order_of_questions() -> None:
     """An app that runs comes first, then results, when it helps and what it costs, and everything else."""
     text = (ROOT / "README.md").read_text()
