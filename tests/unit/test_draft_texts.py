@@ -111,8 +111,8 @@ def test_earlier_calls_come_before_tool_forms_newest_first() -> None:
     messages = [Message("assistant", f"So.\n{call}") for call in calls] + [Message("user", calls[0])]
     assert calls_in(messages) == tuple(reversed(calls))[:4]
     tools = json.dumps([{"function": {"name": "a"}}])
-    asked = Generate(Prompt(tuple(messages), tools=tools))
-    assert texts_of(asked) == (*calls_in(messages), *forms_of_tools(tools))
+    request = Generate(Prompt(tuple(messages), tools=tools))
+    assert texts_of(request) == (*calls_in(messages), *forms_of_tools(tools))
 
 
 def test_only_greedy_generations_get_draft_texts() -> None:

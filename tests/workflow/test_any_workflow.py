@@ -90,8 +90,8 @@ class Maker:
         self.add(QueryExpansion(self.name(), question=self.pick(TEXT), n=self.number(1, 4)), TEXTS)
 
     def listed(self) -> None:
-        said, expected = "Write 3 search queries about {a}.", self.draw(st.none() | st.integers(1, 5))
-        one = Generation(self.name(), said, reads={"a": self.pick(TEXT)}, items="lines", expected=expected)
+        prompt, expected = "Write 3 search queries about {a}.", self.draw(st.none() | st.integers(1, 5))
+        one = Generation(self.name(), prompt, reads={"a": self.pick(TEXT)}, items="lines", expected=expected)
         self.add(one, TEXTS)
 
     def embed(self) -> None:
@@ -123,9 +123,9 @@ class Maker:
     def generation(self) -> None:
         kind = self.draw(st.sampled_from([kind for kind in (TEXT, TEXTS, PASSAGES) if self.known[kind]]))
         reads = {"a": self.pick(TEXT), "b": self.pick(kind)}
-        said = self.draw(st.sampled_from(("{a}", "Say {a}, then {b}.", "A long lead. " * 30 + "{a}: {b}")))
-        reads = {key: name for key, name in reads.items() if f"{{{key}}}" in said}
-        self.add(Generation(self.name(), said, reads=reads, max_tokens=self.number(1, 8)), TEXT)
+        prompt = self.draw(st.sampled_from(("{a}", "Say {a}, then {b}.", "A long lead. " * 30 + "{a}: {b}")))
+        reads = {key: name for key, name in reads.items() if f"{{{key}}}" in prompt}
+        self.add(Generation(self.name(), prompt, reads=reads, max_tokens=self.number(1, 8)), TEXT)
 
     def function(self) -> None:
         reads = {key: self.pick(TEXT) for key in ("a", "b")}

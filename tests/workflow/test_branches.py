@@ -35,7 +35,7 @@ class Kit:
     """A pool whose model judges by the question, and what the web was asked."""
 
     def __init__(self, *, own: bool = True) -> None:
-        self.asked: Counter[str] = Counter()
+        self.searches: Counter[str] = Counter()
         self.fails = 0
         web = FakeWebSearch("web", replace(web_search(WEB_S), dedicated=own), answer=self._hits)
         engines = [FakeLLM("llm", PROFILES["llm"], self._said), FakeEmbedder("embedder"), FakeStore("store"), web]
@@ -48,7 +48,7 @@ class Kit:
         return f"said {len(text)}"
 
     def _hits(self, query: str, k: int) -> list[Hit]:
-        self.asked[query] += 1
+        self.searches[query] += 1
         if self.fails:
             self.fails -= 1
             raise ValueError("the web is down")
@@ -80,7 +80,7 @@ def begun(result: Any, part: str = "web") -> list[float]:
 
 def test_branch_search_starts_before_its_condition_and_runs_once(kit: Kit) -> None:
     result = searched().deploy(kit.pool).run({"question": "oats?"})
-    assert [hit.id for hit in result.outputs["found"]] == ["oats?"] and kit.asked == {"oats?": 1}
+    assert [hit.id for hit in result.outputs["found"]] == ["oats?"] and kit.searches == {"oats?": 1}
     assert len(begun(result)) == 1 and begun(result)[0] < 0
     assert {span.outcome for span in result.trace.spans if span.engine == "web"} == {"done"}
 
@@ -127,9 +127,9 @@ def test_persistent_search_failure_raises_the_same_error(kit: Kit) -> None:
 def test_search_is_not_speculative_if_passes_or_speculation_are_off(kit: Kit, given: dict[str, Any]) -> None:
     result = searched().deploy(kit.pool, **given).run({"question": "oats?"})
     assert [at >= 0 for at in begun(result)] == [True]
-    kit.asked.clear()
+    kit.searches.clear()
     searched().deploy(kit.pool, **given).run({"question": "ivy?"})
-    assert not kit.asked
+    assert not kit.searches
 
 
 def test_only_engines_declared_own_are_searched_speculatively() -> None:
@@ -138,7 +138,7 @@ def test_only_engines_declared_own_are_searched_speculatively() -> None:
         result = searched().deploy(kit.pool).run({"question": "oats?"})
         assert [at >= 0 for at in begun(result)] == [True]
         searched().deploy(kit.pool).run({"question": "ivy?"})
-        assert kit.asked == {"oats?": 1}
+        assert kit.searches == {"oats?": 1}
         result = searched().deploy(kit.pool, speculate="all").run({"question": "oats?"})
         assert [at < 0 for at in begun(result)] == [True]
     finally:
@@ -174,7 +174,7 @@ def test_search_is_not_speculative_if_the_choice_is_known(kit: Kit) -> None:
         Condition("needed", value="question", test=lambda question: "oats" in question),
     )
     flow.deploy(kit.pool).run({"question": "ivy?"})
-    assert not kit.asked
+    assert not kit.searches
 
 
 def test_searches_of_both_arms_start_before_the_choice(kit: Kit) -> None:
@@ -207,8 +207,8 @@ def test_branches_inside_a_map_choose_an_arm_per_item(kit: Kit) -> None:
     each = each >> Branch("found", condition="needed", then=WebSearch("web", query="item"))
     flow = Map("all", over="questions", flow=each) >> Function("texts", lambda all: [bool(one) for one in all])
     result = Workflow("w", flow).deploy(kit.pool).run({"questions": ["oats", "ivy", "more oats"]})
-    assert result.answer == [True, False, True] and kit.asked["ivy"] <= 1
-    assert kit.asked["oats"] == kit.asked["more oats"] == 1
+    assert result.answer == [True, False, True] and kit.searches["ivy"] <= 1
+    assert kit.searches["oats"] == kit.searches["more oats"] == 1
 
 
 def test_concurrent_queries_are_right_despite_a_cancelled_one(kit: Kit) -> None:
@@ -226,6 +226,6 @@ def test_concurrent_queries_are_right_despite_a_cancelled_one(kit: Kit) -> None:
 
 
 def test_explain_names_the_speculative_search(kit: Kit) -> None:
-    told = searched().deploy(kit.pool).explain({"question": "oats?"})
-    assert "web before it is known which way found takes" in told
+    explanation = searched().deploy(kit.pool).explain({"question": "oats?"})
+    assert "web before it is known which way found takes" in explanation
     assert "before it is known" not in searched().deploy(kit.pool, speculate="off").explain({"question": "oats?"})

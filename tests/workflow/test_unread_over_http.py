@@ -33,10 +33,10 @@ def bodies(kind: str, *, streamed: bool = False) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "seldom"), [("vllm", True), ("stub", False)])
 def test_only_vllm_gets_a_stream_interval_for_unread_answers(kind: str, seldom: bool) -> None:
-    asked = bodies(kind)
-    assert all(body["stream"] for body in asked.values()), "first tokens are told"
-    assert ("stream_interval" in asked["say"]) is seldom
-    assert "stream_interval" not in asked["one"], "items are read as they are written"
+    bodies_by_prompt = bodies(kind)
+    assert all(body["stream"] for body in bodies_by_prompt.values()), "first tokens are told"
+    assert ("stream_interval" in bodies_by_prompt["say"]) is seldom
+    assert "stream_interval" not in bodies_by_prompt["one"], "items are read as they are written"
 
 
 def test_streamed_answer_has_no_stream_interval() -> None:

@@ -27,9 +27,9 @@ from teola_plugin.workflow import (
 RAG = advanced_rag()
 
 
-@pytest.mark.parametrize("said", [{"chunk_size": 64}, {"index.chunk_size": 64}, {"index": {"chunk_size": 64}}])
-def test_three_forms_of_a_setting_give_the_same_config(said: dict[str, Any]) -> None:
-    config = RAG.config(said)
+@pytest.mark.parametrize("settings", [{"chunk_size": 64}, {"index.chunk_size": 64}, {"index": {"chunk_size": 64}}])
+def test_three_forms_of_a_setting_give_the_same_config(settings: dict[str, Any]) -> None:
+    config = RAG.config(settings)
     assert config == Config((("index", (("chunk_size", 64),)),))
     assert config["index"]["chunk_size"] == 64 and hash(config) == hash(RAG.config(chunk_size=64))
 
@@ -40,8 +40,8 @@ def test_settings_equal_to_defaults_are_no_change() -> None:
 
 def test_config_survives_a_json_round_trip() -> None:
     prompt = {"text": "{question}: {context}", "system": "Be short."}
-    said = {"found.k": 4, "mode": "tree", "answer": {"prompt": prompt, "stop": ["\n"], "temperature": 1}}
-    config = RAG.config(said)
+    settings = {"found.k": 4, "mode": "tree", "answer": {"prompt": prompt, "stop": ["\n"], "temperature": 1}}
+    config = RAG.config(settings)
     assert config["answer"]["prompt"] == Prompt(**prompt)
     assert RAG.config(json.loads(json.dumps(config.to_dict()))) == config
     assert len(config) == 2 and set(config) == {"found", "answer"}

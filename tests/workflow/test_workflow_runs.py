@@ -92,8 +92,8 @@ def test_custom_pass_runs_after_the_default_passes(pool: EnginePool) -> None:
 def test_outputs_are_equal_with_and_without_passes(pool: EnginePool, mode: str) -> None:
     workflow = advanced_rag("by_mode")
     fast, plain = workflow.deploy(pool), workflow.deploy(pool, passes=())
-    said = {"mode": mode, "answer.context_tokens": 60, "answer.fanout": 2}
-    assert fast.run(GIVEN, said).outputs == plain.run(GIVEN, said).outputs
+    settings = {"mode": mode, "answer.context_tokens": 60, "answer.fanout": 2}
+    assert fast.run(GIVEN, settings).outputs == plain.run(GIVEN, settings).outputs
 
 
 def test_uploaded_documents_are_private_to_their_query(pool: EnginePool) -> None:
@@ -208,10 +208,10 @@ def test_branch_runs_the_arm_of_its_condition(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize(
-    "said, holds", [("Yes, it is.", True), ("**YES**", True), ("no", False), ("", False), ([], False), ([0], True)]
+    "value, holds", [("Yes, it is.", True), ("**YES**", True), ("no", False), ("", False), ([], False), ([0], True)]
 )
-def test_condition_parses_its_value_as_bool(pool: EnginePool, said: Any, holds: bool) -> None:
-    assert Workflow("c", Condition("c", value="x")).deploy(pool).run({"x": said}).answer is holds
+def test_condition_parses_its_value_as_bool(pool: EnginePool, value: Any, holds: bool) -> None:
+    assert Workflow("c", Condition("c", value="x")).deploy(pool).run({"x": value}).answer is holds
 
 
 def test_map_applies_its_flow_to_each_item(pool: EnginePool) -> None:
@@ -275,16 +275,16 @@ def test_parallel_functions_run_at_once(pool: EnginePool, pure: bool) -> None:
 
 
 def test_slow_function_does_not_delay_a_prompt(pool: EnginePool) -> None:
-    asked = threading.Event()
+    prompt_done = threading.Event()
 
     def slow(x: str) -> bool:
-        return asked.wait(10)
+        return prompt_done.wait(10)
 
-    def seen(said: str) -> str:
-        asked.set()
-        return said
+    def seen(text: str) -> str:
+        prompt_done.set()
+        return text
 
-    long = Generation("said", "{x}", max_tokens=4) >> Function("seen", seen, pure=True)
+    long = Generation("text", "{x}", max_tokens=4) >> Function("seen", seen, pure=True)
     flow = [Function("slow", slow, pure=True), long] >> Function("both", lambda slow, seen: slow, pure=True)
     assert Workflow("held", flow).deploy(pool).run({"x": "words " * 5000}).answer is True
 

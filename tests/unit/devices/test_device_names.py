@@ -10,7 +10,7 @@ from teola_plugin.passes import PassContext
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("spelling", "name"),
     [
         ("", ""),
         ("cuda", "cuda:0"),
@@ -28,9 +28,9 @@ from teola_plugin.passes import PassContext
         ("database", "database"),
     ],
 )
-def test_device_spellings_normalize_to_one_name(said: str, name: str) -> None:
-    assert normalize(said) == name == normalize(name)
-    assert EngineProfile(device=said).device == name
+def test_device_spellings_normalize_to_one_name(spelling: str, name: str) -> None:
+    assert normalize(spelling) == name == normalize(name)
+    assert EngineProfile(device=spelling).device == name
 
 
 @pytest.mark.parametrize(

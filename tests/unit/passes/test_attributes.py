@@ -25,15 +25,15 @@ def test_false_and_zero_values_are_non_default_items() -> None:
 
 
 def test_with_returns_changed_copy_and_rejects_unknown_names() -> None:
-    said = Attributes(k=3, items="json")
-    assert said.with_(k=4, grow=True) == Attributes(k=4, items="json", grow=True) and said.k == 3
+    attributes = Attributes(k=3, items="json")
+    assert attributes.with_(k=4, grow=True) == Attributes(k=4, items="json", grow=True) and attributes.k == 3
     with pytest.raises(KeyError):
-        said.with_(unknown=1)
+        attributes.with_(unknown=1)
 
 
 def test_formatted_primitive_shows_attributes_before_options() -> None:
-    said = Attributes(stream_items=("m", "n"), collection="docs", k=3, grow=True)
-    p = Primitive("p", K.SEARCHING, "store", attributes=said, options=(("mine", 1),))
+    attributes = Attributes(stream_items=("m", "n"), collection="docs", k=3, grow=True)
+    p = Primitive("p", K.SEARCHING, "store", attributes=attributes, options=(("mine", 1),))
     shown = "{collection=docs, k=3, stream_items=m, stream_items=n, grow=True, mine=1}"
     assert format_primitive(p) == f"%p = SEARCHING@store() {shown}"
 
@@ -44,10 +44,12 @@ def test_renamed_primitive_streams_items_to_renamed_holders() -> None:
 
 
 def test_component_passes_attributes_and_options_to_primitives() -> None:
-    said, own = Attributes(collection="docs"), (("mine", True),)
-    one = Component("s", Role.RETRIEVAL, named(query=Ref("$input")), "store", "embedder", attributes=said, options=own)
+    attributes, own = Attributes(collection="docs"), (("mine", True),)
+    one = Component(
+        "s", Role.RETRIEVAL, named(query=Ref("$input")), "store", "embedder", attributes=attributes, options=own
+    )
     searching = build_pgraph(Template((one,), Ref("s")))["s.searching"]
-    assert searching.attributes == said and searching.option("mine") is True and searching.option("yours", 7) == 7
+    assert searching.attributes == attributes and searching.option("mine") is True and searching.option("yours", 7) == 7
 
 
 @pytest.mark.parametrize("key", sorted(ATTRIBUTES))

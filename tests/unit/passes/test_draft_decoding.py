@@ -73,8 +73,8 @@ def test_list_format_gives_drafts_of_text_between_items(items: str, first: str) 
 def test_known_answer_forms_are_drafts_after_earlier_answers() -> None:
     forms = tuple(DraftText("its labels", text=word + GAP) for word in ("YES", "NO"))
     lead, decoding = answered("second", existing=Ref("first"))
-    said = Attributes(items="lines", forms=forms)
-    graph = Graph([*answered("first"), lead.with_(attributes=said), decoding], Ref("second"))
+    attributes = Attributes(items="lines", forms=forms)
+    graph = Graph([*answered("first"), lead.with_(attributes=attributes), decoding], Ref("second"))
     made = DRAFTS.run(graph, TAKES)
     assert drafts(made) == {"second.p": ("existing", '"YES…"', '"NO…"')}
     assert [one.description for one in made["second.p"].attributes.drafts] == [

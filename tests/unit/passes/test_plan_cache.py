@@ -65,8 +65,8 @@ def test_a_function_that_returns_a_new_chain_each_time_is_planned_once(runs: lis
 
 
 def template(*options: tuple[str, Any], filter: Any = ()) -> WorkflowTemplate:
-    said = Attributes(filter=filter)
-    one = Component("s", Role.SEARCHING, named(vectors=Ref("$input")), "store", attributes=said, options=options)
+    attributes = Attributes(filter=filter)
+    one = Component("s", Role.SEARCHING, named(vectors=Ref("$input")), "store", attributes=attributes, options=options)
     return WorkflowTemplate((one,), Ref("s"))
 
 

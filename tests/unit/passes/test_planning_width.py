@@ -29,11 +29,11 @@ HEAD = PromptPart.literal("Answer with care and with the context only. " * 8)
 
 def searched(name: str, query: Ref) -> Component:
     docs = (Effect("collection:docs"),)
-    said = Attributes(collection="docs", k=4)
-    return Component(name, Role.RETRIEVAL, named(query=query), "store", "embedder", effects=docs, attributes=said)
+    attributes = Attributes(collection="docs", k=4)
+    return Component(name, Role.RETRIEVAL, named(query=query), "store", "embedder", effects=docs, attributes=attributes)
 
 
-def asked(name: str, *reads: str, **more: object) -> Component:
+def generation(name: str, *reads: str, **more: object) -> Component:
     inputs = tuple((f"x{i}", Ref(read)) for i, read in enumerate(reads))
     prompt = (HEAD, *(PromptPart.var(key) for key, _ in inputs))
     return Component(name, Role.GENERATION, inputs, "llm", prompt=prompt, **more)  # type: ignore[arg-type]
@@ -41,11 +41,11 @@ def asked(name: str, *reads: str, **more: object) -> Component:
 
 def listed(width: int) -> WorkflowTemplate:
     """A list of questions, each searched with and answered, and an answer made of the answers."""
-    each = WorkflowTemplate((searched("search", Ref("$item")), asked("answer", "$item", "search")), Ref("answer"))
-    parts = (asked("expand", "$input", splittable=True, expected=width, attributes=Attributes(items="json")),
+    each = WorkflowTemplate((searched("search", Ref("$item")), generation("answer", "$item", "search")), Ref("answer"))
+    parts = (generation("expand", "$input", splittable=True, expected=width, attributes=Attributes(items="json")),
              Component("list", Role.CALL, named(text=Ref("expand"))),
              Component("each", Role.MAP, named(items=Ref("list")), body=each),
-             Component("pack", Role.CALL, named(found=Ref("each"))), asked("whole", "$input", "pack"))  # fmt: skip
+             Component("pack", Role.CALL, named(found=Ref("each"))), generation("whole", "$input", "pack"))  # fmt: skip
     return WorkflowTemplate(parts, Ref("whole"), tuple((a.name, b.name) for a, b in pairwise(parts)))
 
 
@@ -54,7 +54,7 @@ def side_by_side(width: int) -> WorkflowTemplate:
     found = [searched(f"s{i}", Ref("$input", (i,))) for i in range(width)]
     shown = [Component(f"c{i}", Role.CALL, named(x=Ref(f"s{i}"))) for i in range(width)]
     order = [pair for i in range(width) for pair in ((f"s{i}", f"c{i}"), (f"c{i}", "whole"))]
-    return WorkflowTemplate((*found, *shown, asked("whole", *(c.name for c in shown))), Ref("whole"), tuple(order))
+    return WorkflowTemplate((*found, *shown, generation("whole", *(c.name for c in shown))), Ref("whole"), tuple(order))
 
 
 WIDE = {"a list": listed, "side by side": side_by_side}

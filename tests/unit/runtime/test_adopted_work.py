@@ -193,12 +193,12 @@ ITEMS = json.dumps([f"question {n} of this list" for n in range(4)])
 def listed() -> list[Primitive]:
     """A list of two planned items and more, each item embedded as it closes."""
     lead = generation()[0]
-    said = Attributes(items="json")
+    attributes = Attributes(items="json")
     items = [
-        Primitive("d#0", K.PARTIAL_DECODING, "llm", named(prefilling=Ref(lead.id)), item=0, attributes=said),
-        Primitive("d#1", K.PARTIAL_DECODING, "llm", named(previous=Ref("d#0")), item=1, attributes=said),
+        Primitive("d#0", K.PARTIAL_DECODING, "llm", named(prefilling=Ref(lead.id)), item=0, attributes=attributes),
+        Primitive("d#1", K.PARTIAL_DECODING, "llm", named(previous=Ref("d#0")), item=1, attributes=attributes),
     ]
-    whole = Primitive("d", K.DECODING, "llm", named(previous=Ref("d#1")), attributes=said)
+    whole = Primitive("d", K.DECODING, "llm", named(previous=Ref("d#1")), attributes=attributes)
     each = [Primitive(f"e{n}", K.EMBEDDING, "embedder", named(texts=Ref(f"d#{n}")), speculative=True) for n in range(2)]
     return [lead, *items, *each, whole]
 
@@ -212,11 +212,11 @@ def stored(scene: Scene) -> dict[str, float]:
     came: dict[str, float] = {}
     put, begun = scene.run.store.put, asyncio.get_running_loop().time()
 
-    def told(producer: str, value: Any) -> None:
+    def record_value(producer: str, value: Any) -> None:
         came.setdefault(producer, asyncio.get_running_loop().time() - begun)
         put(producer, value)
 
-    scene.run.store.put = told  # type: ignore[method-assign]
+    scene.run.store.put = record_value  # type: ignore[method-assign]
     return came
 
 

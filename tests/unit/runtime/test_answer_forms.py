@@ -91,14 +91,14 @@ def test_call_left_to_the_original_logs_no_dead_subplan(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(("prompt", "requests"), [(CARRIED, 1), (ASKED.prompt, 2)])
 def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int) -> None:
     """A later part, or the original, may come for it: the server would get it once more."""
-    asked = Generate(prompt, Sampling(max_tokens=400))
+    request = Generate(prompt, Sampling(max_tokens=400))
 
     async def body(scene: Scene) -> int:
-        first = scene.ahead(calls={"ask": lambda given: asked}, form=AnswerForm.WHOLE)
+        first = scene.ahead(calls={"ask": lambda given: request}, form=AnswerForm.WHOLE)
         await asyncio.sleep(0.5)
         first.close()
         await asyncio.sleep(0.01)
-        await scene.plain(asked)
+        await scene.plain(request)
         return scene.count()
 
     assert in_scene(body) == requests
@@ -106,8 +106,8 @@ def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int)
 
 def test_carried_request_ends_with_its_query() -> None:
     async def body(scene: Scene) -> list[str]:
-        asked = Generate(CARRIED, Sampling(max_tokens=4000))
-        scene.ahead(calls={"ask": lambda given: asked}).close()
+        request = Generate(CARRIED, Sampling(max_tokens=4000))
+        scene.ahead(calls={"ask": lambda given: request}).close()
         await asyncio.sleep(0.5)
         return [span.outcome for span in scene.trace().spans if span.engine == "llm"]
 

@@ -67,7 +67,7 @@ class Seen:
     """A pool of fakes that writes down what its engines are asked for."""
 
     def __init__(self, *, faults: Faults | None = None) -> None:
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.store = FakeStore("store", faults=faults or Faults())
         self.llm = FakeLLM("llm", faults=faults or Faults())
         self.embedder = FakeEmbedder("embedder", faults=faults or Faults())
@@ -79,13 +79,13 @@ class Seen:
         execute = engine.execute
 
         def seen(batch: Any) -> Any:
-            self.asked += batch
+            self.requests += batch
             return execute(batch)
 
         engine.execute = seen
 
     def of(self, kind: PrimitiveKind) -> int:
-        return sum(request.kind is kind for request in self.asked)
+        return sum(request.kind is kind for request in self.requests)
 
     def ahead(self, *primitives: Primitive, **inputs: Any) -> QueryRun:
         given = {"input": NEEDLE, **inputs}
@@ -155,11 +155,11 @@ class SlowToTell(FakeStore):
 
     def __init__(self) -> None:
         super().__init__("store")
-        self.asked, self.told = threading.Event(), threading.Event()
+        self.version_requested, self.version_known = threading.Event(), threading.Event()
 
     async def version(self, collection: str) -> Any:
-        self.asked.set()
-        while not self.told.is_set():
+        self.version_requested.set()
+        while not self.version_known.is_set():
             await asyncio.sleep(0.001)
         return await super().version(collection)
 
@@ -172,10 +172,10 @@ def test_claimed_search_outlives_its_subplan_until_it_is_taken() -> None:
         run = pool.runtime.watch(Query({"input": None}), joins=True)
         part = run.begin_subplan(Graph([SEARCH], Ref("found")), {}, NEEDLE)
         handle = run.call(K.SEARCHING, "store", [SearchVector("c", NEEDLE, 4)])
-        assert store.asked.wait(5)
+        assert store.version_requested.wait(5)
         part.close()
         pool.runtime.loop.run(asyncio.sleep(0.02)).result(5)
-        store.told.set()
+        store.version_known.set()
         [hits] = handle.result(5)
         assert [hit.text for hit in hits] == ["text"]
         run.close()
@@ -188,7 +188,7 @@ def test_planned_rows_are_written_once_by_the_original(seen: Seen) -> None:
     chunks, after = [Chunk("a", "text", {"n": 1})], SEARCH.with_(after=("rows",))
     run = seen.ahead(WRITE, after, chunks=chunks, vectors=[NEEDLE])
     threading.Event().wait(0.05)
-    assert seen.asked == [], "the graph waits, and so does what it would search for"
+    assert seen.requests == [], "the graph waits, and so does what it would search for"
     run.call(K.INGESTION, "store", [IngestRow("c", chunks[0], NEEDLE)]).result(5)
     seen.wait(lambda: seen.of(K.SEARCHING) == 1)
     assert texts(run) == ["text"] and (seen.of(K.INGESTION), seen.of(K.SEARCHING)) == (1, 1)
@@ -242,9 +242,9 @@ def test_repeated_prefetch_failure_is_logged_once(
             run = pool.runtime.submit(Query({"text": "a"}), graph, {}, has_original=True)
             assert run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
             run.close()
-    [said] = [one for one in caplog.records if "asked for again in its place" in one.getMessage()]
-    assert said.levelname == "WARNING" and "embedder" in said.getMessage() and "failed" in said.getMessage()
-    assert "Answers are unaffected" in said.getMessage()
+    [warning] = [one for one in caplog.records if "asked for again in its place" in one.getMessage()]
+    assert warning.levelname == "WARNING" and "embedder" in warning.getMessage() and "failed" in warning.getMessage()
+    assert "Answers are unaffected" in warning.getMessage()
 
 
 def test_original_raises_the_error_of_a_repeated_failure() -> None:
@@ -309,14 +309,14 @@ def test_call_outside_a_query_uses_given_or_ambient_context(seen: Seen) -> None:
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("b")]).result(5)
     current_request_context.reset(token)
     seen.pool.call(K.EMBEDDING, "embedder", [EmbedText("c")]).result(5)
-    assert [request.tenant for request in seen.asked] == ["acme", "ambient", ""]
+    assert [request.tenant for request in seen.requests] == ["acme", "ambient", ""]
 
 
 def test_call_after_its_query_keeps_the_tenant(seen: Seen) -> None:
     run = seen.pool.runtime.watch(Query({"input": None}, tenant="acme"))
     run.close()
     run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
-    assert [request.tenant for request in seen.asked] == ["acme"]
+    assert [request.tenant for request in seen.requests] == ["acme"]
 
 
 # ---------------------------------------------------------------- memory, others
@@ -373,7 +373,7 @@ def test_changed_retry_fails_only_readers_that_are_not_speculative(early: bool) 
     """Who reads pieces for the result cannot be told another one; who only guesses by them can."""
     payload = Generate(Prompt(text="count"))
 
-    def asked(*, speculative: bool) -> tuple[str, CallHandle]:
+    def read_pieces(*, speculative: bool) -> tuple[str, CallHandle]:
         with EnginePool.local(llm=Fickle()) as pool:
             lead = Primitive("lead", K.PREFILLING, "llm", named(value=Ref("$input")), call="lead")
             text = Primitive("text", K.DECODING, "llm", named(lead=Ref("lead")))
@@ -385,13 +385,13 @@ def test_changed_retry_fails_only_readers_that_are_not_speculative(early: bool) 
             else:
                 run = pool.runtime.watch(Query({"input": None}), joins=True)
             handle = pool.call(K.PREFILLING, "llm", [payload], stream=True, speculative=speculative, run=run)
-            heard = "".join(piece.text for piece in handle.pieces)
+            pieces = "".join(piece.text for piece in handle.pieces)
             handle.result(5)
             run.close()
-        return heard, handle
+        return pieces, handle
 
-    heard, handle = asked(speculative=True)
-    assert handle.result()[0].text == "three four" and not heard.startswith("two")
+    pieces, handle = read_pieces(speculative=True)
+    assert handle.result()[0].text == "three four" and not pieces.startswith("two")
     if not early:
         with pytest.raises(EngineError, match="another one than that which was passed on"):
-            asked(speculative=False)
+            read_pieces(speculative=False)

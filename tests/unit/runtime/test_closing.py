@@ -94,11 +94,11 @@ def test_call_after_close_raises_engine_unavailable(hangs: EnginePool, way: str)
 
 def test_close_ends_admin_calls_and_unverified_searches() -> None:
     """A search that was made ahead is claimed after the store was asked for its version, which may take long."""
-    asked = threading.Event()
+    version_requested = threading.Event()
 
     class Slow(FakeStore):
         async def version(self, collection: str) -> Any:
-            asked.set()
+            version_requested.set()
             await asyncio.sleep(60)
 
     with EnginePool.local([Slow("store")]) as pool:
@@ -107,7 +107,7 @@ def test_close_ends_admin_calls_and_unverified_searches() -> None:
         run.claiming = Claiming.ALLOWED
         assert run.call(K.SEARCHING, "store", [searched]).result(5) == [()]
         waiting = [run.call(K.SEARCHING, "store", [searched]), pool.admin("store", "version", "docs")]
-        assert asked.wait(5)
+        assert version_requested.wait(5)
         pool.close()
     for one in waiting:
         with pytest.raises(EngineUnavailable, match="the engine pool is closed"):
@@ -132,17 +132,17 @@ def test_restarted_pool_answers_equally_and_leaks_no_threads(before: set[threadi
     assert "not running" in repr(pool)
     with pytest.raises(EngineUnavailable, match="not running"):
         pool.call(K.PREFILLING, "llm", ASK)
-    fast, said = accelerate(chain(pool)), set()
+    fast, answers = accelerate(chain(pool)), set()
     for _ in range(3):
         pool.start()
         profiles = pool.profiles
-        said.add(str(fast.invoke({"word": "x"}).content))
-        said.add(str(asyncio.run(fast.ainvoke({"word": "x"})).content))
+        answers.add(str(fast.invoke({"word": "x"}).content))
+        answers.add(str(asyncio.run(fast.ainvoke({"word": "x"})).content))
         pool.close()
         assert pool.profiles == profiles
         with pytest.raises(EngineUnavailable, match="closed"):
             fast.invoke({"word": "x"})
-    assert len(said) == 1
+    assert len(answers) == 1
     assert len(pool.traces) >= 6
     assert pool_threads() <= before
 

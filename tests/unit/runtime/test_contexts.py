@@ -28,21 +28,21 @@ def pool() -> Iterator[EnginePool]:
         yield made
 
 
-def asked(pool: EnginePool) -> None:
+def call_pool(pool: EnginePool) -> None:
     """A call of no query, which has a deadline: it gives its engine work and sets a timer of its own."""
     request_context = RequestContext(deadline=pool.runtime.time() + 600)
     request = Generate(Prompt((Message("user", "Q"),)))
     pool.call(PrimitiveKind.PREFILLING, "llm", [request], request_context=request_context).result(5)
 
 
-def watched(pool: EnginePool) -> None:
+def watch_query(pool: EnginePool) -> None:
     """A query that has a deadline: it sets the pool's timer for the earliest."""
     run = pool.runtime.watch(Query({"input": None}, deadline=pool.runtime.time() + 600), joins=True)
     run.close()
     run.trace.result(5)
 
 
-@pytest.mark.parametrize("use", [asked, watched])
+@pytest.mark.parametrize("use", [call_pool, watch_query])
 def test_pool_keeps_no_reference_to_caller_contexts(pool: EnginePool, use: Callable[[EnginePool], None]) -> None:
     def called() -> weakref.ref[Held]:
         held, context = Held(), copy_context()

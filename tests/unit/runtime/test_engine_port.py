@@ -48,20 +48,20 @@ def test_raising_listener_leaks_no_slot(
     where: str, fault: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(says("text"), profile=ONE)
-        calls = heard.listener()
-        told = {name: getattr(calls, name) for name in ("on_start", "on_piece", "on_end")}
+        results, engine = Heard(), Scripted(says("text"), profile=ONE)
+        calls = results.listener()
+        callbacks = {name: getattr(calls, name) for name in ("on_start", "on_piece", "on_end")}
 
         def bad(given: EngineRequest, *rest: Any) -> None:
             if given.request.id.startswith("bad"):
                 raise fault("a listener's fault")
-            told_before(given, *rest)
+            callback_before(given, *rest)
 
-        told_before = told[where]
-        one = EnginePort("llm", {"0": engine}, PortListener(**{**told, where: bad}))
+        callback_before = callbacks[where]
+        one = EnginePort("llm", {"0": engine}, PortListener(**{**callbacks, where: bad}))
         made = ask(one, *(f"bad{n}" for n in range(10)), "good")
         await asyncio.sleep(1)
-        assert heard.text("good") == "text"
+        assert results.text("good") == "text"
         assert all(each.has_ended for each in made), "whoever waits for them waits for ever"
         assert not one.scheduler.running.by_id and not any(one.holds(each) for each in made)
 
@@ -90,26 +90,26 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
 def test_unqueueable_request_fails_alone(payload: Any) -> None:
     async def check() -> None:
-        heard, engine = Heard(), Counting()
-        one = port(engine, heard)
+        results, engine = Heard(), Counting()
+        one = port(engine, results)
         one.enqueue([entry("before"), entry("bad", payload), entry("after")], event("p"))
-        error = heard.error("bad")
+        error = results.error("bad")
         assert type(error) is EngineError and "llm" in error.message and "queued" in error.message and error.hint
         await asyncio.sleep(2)
-        assert [heard.text("before"), heard.text("after")] == ["before", "after"]
+        assert [results.text("before"), results.text("after")] == ["before", "after"]
 
     driven(check())
 
 
 def test_unqueueable_requests_take_no_queue_capacity() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Counting()
-        one = port(engine, heard, max_queued=4)
+        results, engine = Heard(), Counting()
+        one = port(engine, results, max_queued=4)
         for n in range(20):
             one.enqueue([entry(f"bad{n}", BAD["no text"])], event("p"))
         ask(one, "good")
         await asyncio.sleep(2)
-        assert heard.text("good") == "good"
+        assert results.text("good") == "good"
 
     driven(check())
 
@@ -120,11 +120,11 @@ def test_request_whose_size_is_nan_fails_alone() -> None:
             return float("nan") if request.id == "bad" else 1
 
     async def check() -> None:
-        heard = Heard()
-        one = port(Nowhere(), heard)
+        results = Heard()
+        one = port(Nowhere(), results)
         ask(one, "bad", "good")
         await asyncio.sleep(2)
-        assert "size" in heard.error("bad").message and heard.text("good") == "good"
+        assert "size" in results.error("bad").message and results.text("good") == "good"
 
     driven(check())
 
@@ -134,13 +134,13 @@ def test_prompt_of_invalid_unicode_is_placed_like_others() -> None:
 
     async def check() -> None:
         profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True, max_requests=8)
-        heard = Heard()
-        one = port({n: Scripted(profile=profile) for n in "01"}, heard)
+        results = Heard()
+        one = port({n: Scripted(profile=profile) for n in "01"}, results)
         assert one.scheduler.wants_blocks
         one.enqueue([entry("odd", Generate(Prompt((Message("user", "\ud800" * 200),))))], event("p"))
         ask(one, "good")
         await asyncio.sleep(2)
-        assert heard.error("odd") is None and heard.text("good") == "good"
+        assert results.error("odd") is None and results.text("good") == "good"
 
     driven(check())
 
@@ -153,11 +153,11 @@ def test_request_with_an_invalid_result_fails_alone() -> None:
             yield Done(request.id, Generation("x"))
 
     async def check() -> None:
-        heard = Heard()
-        one = port(Scripted(nonsense), heard)
+        results = Heard()
+        one = port(Scripted(nonsense), results)
         one.enqueue([entry("bad"), entry("good")], event("p"))
         await asyncio.sleep(2)
-        assert isinstance(heard.error("bad"), EngineError) and heard.text("good") == "x"
+        assert isinstance(results.error("bad"), EngineError) and results.text("good") == "x"
 
     driven(check())
 
@@ -186,8 +186,8 @@ def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
 
     async def check() -> None:
         script = {"fails": fails, "raises": raises(LOST), "is lost": hangs}[fault]
-        heard, engine = Heard(), Scripted(script, answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(script, answers)
+        one = port(engine, results)
         ask(one, "a", **{term: REQUEST_CONTEXT[term]})
         seen = []
         handle = one.scheduler.handle
@@ -196,7 +196,7 @@ def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
             await asyncio.sleep(0.5)
             one.lose("0", "it hangs")
         await asyncio.sleep(5)
-        assert heard.text("a") == "a" and engine.restarted == 1
+        assert results.text("a") == "a" and engine.restarted == 1
         assert seen and all(getattr(queued, term) == REQUEST_CONTEXT[term] for queued in seen)
 
     driven(check())
@@ -204,12 +204,12 @@ def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
 
 def test_retry_has_the_last_announced_depth() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(raises(LOST), answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(raises(LOST), answers)
+        one = port(engine, results)
         ask(one, "a", depth=1)
         one.depths(DepthChanged(0.0, "q", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
         await asyncio.sleep(5)
-        assert heard.text("a") == "a"
+        assert results.text("a") == "a"
         assert [(r.depth, r.objective) for batch in engine.batches for r in batch][-1] == (9, "throughput")
 
     driven(check())
@@ -217,13 +217,13 @@ def test_retry_has_the_last_announced_depth() -> None:
 
 def test_repeated_text_of_a_retry_is_delivered_once() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
-        one, made = port(engine, heard), entry("a", stream=True)
+        results, engine = Heard(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
+        one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
-        assert heard.text("a") == heard.pieces["a"] == "".join(p.text for p in log) == "one two three"
+        assert results.text("a") == results.pieces["a"] == "".join(p.text for p in log) == "one two three"
 
     driven(check())
 
@@ -239,19 +239,19 @@ DIFFERENT = {
 @pytest.mark.parametrize("again", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again, answers)
-        one, made = port(engine, heard), entry("a", stream=True)
+        results, engine = Heard(), Scripted(says("one", " two", then=LOST), again, answers)
+        one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
-        error = heard.error("a")
+        error = results.error("a")
         assert isinstance(error, EngineError) and "another" in error.message and error.hint
         pieces = [p.text for p in made.stream.pieces]
         assert pieces == ["one", " two"] or "".join(pieces) == "one two"
         ask(one, "b")
         await asyncio.sleep(2)
-        assert heard.text("b") == "b" and not one.scheduler.running.by_id
+        assert results.text("b") == "b" and not one.scheduler.running.by_id
 
     driven(check())
 
@@ -263,11 +263,11 @@ def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
 )
 def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(says("one", " two", then=LOST), again)
-        one, made = port(engine, heard), entry("a")
+        results, engine = Heard(), Scripted(says("one", " two", then=LOST), again)
+        one, made = port(engine, results), entry("a")
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
-        assert heard.text("a") == text
+        assert results.text("a") == text
         assert "".join(p.text for p in made.stream.pieces) == text, "who comes late would read another text"
 
     driven(check())
@@ -275,18 +275,18 @@ def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) ->
 
 def test_sampled_text_is_retried_only_if_none_was_read() -> None:
     async def check() -> None:
-        heard = Heard()
-        asked = Generate(Prompt(text="x"), Sampling(temperature=1.0))
-        one = port(Scripted(says("one", then=LOST), says("two")), heard)
-        one.enqueue([entry("a", asked)], event("a"))
-        read = entry("b", asked, stream=True)
+        results = Heard()
+        payload = Generate(Prompt(text="x"), Sampling(temperature=1.0))
+        one = port(Scripted(says("one", then=LOST), says("two")), results)
+        one.enqueue([entry("a", payload)], event("a"))
+        read = entry("b", payload, stream=True)
         read.read_into(PieceLog())
         await asyncio.sleep(5)
-        assert heard.text("a") == "two"
-        other = port(Scripted(says("one", then=LOST), says("two")), heard)
+        assert results.text("a") == "two"
+        other = port(Scripted(says("one", then=LOST), says("two")), results)
         other.enqueue([read], event("b"))
         await asyncio.sleep(5)
-        assert heard.error("b").message == LOST.message
+        assert results.error("b").message == LOST.message
 
     driven(check())
 
@@ -299,25 +299,25 @@ def test_engine_that_exits_its_process_is_restarted(error: BaseException) -> Non
     """For KeyboardInterrupt, which on this thread is the user's own, see `test_loop_thread`."""
 
     async def check() -> None:
-        heard, engine = Heard(), Scripted(raises(error), answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(raises(error), answers)
+        one = port(engine, results)
         ask(one, "a", "b")
         await asyncio.sleep(5)
-        assert [heard.text("a"), heard.text("b")] == ["a", "b"] and engine.restarted == 1
+        assert [results.text("a"), results.text("b")] == ["a", "b"] and engine.restarted == 1
 
     driven(check())
 
 
 def test_requests_of_a_lost_replica_run_on_another() -> None:
     async def check() -> None:
-        heard, good = Heard(), Scripted(profile=ONE)
+        results, good = Heard(), Scripted(profile=ONE)
         bad = Scripted(hangs, profile=ONE)
-        one = port({"0": bad, "1": good}, heard)
+        one = port({"0": bad, "1": good}, results)
         ask(one, "a", "b")
         await asyncio.sleep(2)
         one.lose("0", "it hangs")
         await asyncio.sleep(2)
-        assert heard.text("a") == "a" and heard.text("b") == "b"
+        assert results.text("a") == "a" and results.text("b") == "b"
         assert [r.id for batch in good.batches for r in batch] == ["b", "a"]
 
     driven(check())
@@ -332,14 +332,14 @@ def test_one_unrecoverable_replica_does_not_end_the_engine(caplog: pytest.LogCap
             await super().restart()
 
     async def check() -> None:
-        heard = Heard()
+        results = Heard()
         bad, slow = Scripted(raises(LOST), profile=ONE, restarts=0), Slow(raises(LOST), answers, profile=ONE)
-        one = port({"0": bad, "1": slow}, heard, max_attempts=9)
+        one = port({"0": bad, "1": slow}, results, max_attempts=9)
         ask(one, *"abcd")
         await asyncio.sleep(30)
-        assert not heard.ends
+        assert not results.ends
         await asyncio.sleep(60)
-        assert [heard.text(name) for name in "abcd"] == list("abcd")
+        assert [results.text(name) for name in "abcd"] == list("abcd")
 
     driven(check())
     [warning] = [r for r in caplog.records if "could not be started again" in r.getMessage()]
@@ -349,14 +349,14 @@ def test_one_unrecoverable_replica_does_not_end_the_engine(caplog: pytest.LogCap
 
 def test_engine_is_unavailable_once_no_replica_can_be_restarted() -> None:
     async def check() -> None:
-        heard = Heard()
-        one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, heard, max_attempts=9)
+        results = Heard()
+        one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, results, max_attempts=9)
         ask(one, *"abcd")
         await asyncio.sleep(30)
-        errors = [heard.error(name) for name in "abcd"]
+        errors = [results.error(name) for name in "abcd"]
         assert all(isinstance(e, EngineUnavailable) and "no device" in e.message and e.hint for e in errors)
         ask(one, "late")
-        assert "no device" in heard.error("late").message
+        assert "no device" in results.error("late").message
         assert not one.scheduler.queue
 
     driven(check())
@@ -370,15 +370,15 @@ def test_unrecoverable_replica_is_restarted_later() -> None:
             self.restarted += 1
 
     async def check() -> None:
-        heard, engine = Heard(), Later(raises(LOST), answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Later(raises(LOST), answers)
+        one = port(engine, results)
         ask(one, "a")
         await asyncio.sleep(30)
-        assert isinstance(heard.error("a"), EngineUnavailable)
+        assert isinstance(results.error("a"), EngineUnavailable)
         await asyncio.sleep(1500)
         ask(one, "b")
         await asyncio.sleep(2)
-        assert heard.text("b") == "b" and engine.restarted == 1
+        assert results.text("b") == "b" and engine.restarted == 1
 
     driven(check())
 
@@ -390,11 +390,11 @@ def test_hanging_restart_makes_the_engine_unavailable() -> None:
                 pass
 
     async def check() -> None:
-        heard = Heard()
-        one = port(Stuck(raises(LOST)), heard, patience=Patience(restart=20))
+        results = Heard()
+        one = port(Stuck(raises(LOST)), results, patience=Patience(restart=20))
         ask(one, "a")
         await asyncio.sleep(90)
-        assert isinstance(heard.error("a"), EngineUnavailable)
+        assert isinstance(results.error("a"), EngineUnavailable)
 
     driven(check())
 
@@ -404,18 +404,18 @@ def test_hanging_restart_makes_the_engine_unavailable() -> None:
 
 def test_each_request_of_a_failed_batch_gets_its_own_error() -> None:
     async def check() -> None:
-        heard = Heard()
+        results = Heard()
         cause = ValueError("deep")
         fault = EngineError("all of it.", engine="llm", replica="3", hint="look")
         fault.__cause__ = cause
         fault.add_note("a note")
-        one = port(Scripted(raises(fault)), heard)
+        one = port(Scripted(raises(fault)), results)
         made = [entry("a"), entry("b")]
         one.enqueue(made, event("p"))
         await asyncio.sleep(1)
-        first, second = heard.error("a"), heard.error("b")
+        first, second = results.error("a"), results.error("b")
         assert first is not second and first is not fault
-        named = [with_location(heard.error(e.request.id), e) for e in made]
+        named = [with_location(results.error(e.request.id), e) for e in made]
         assert "primitive a" in str(named[0]) and "primitive b" in str(named[1]) and "primitive" not in str(first)
         assert "primitive a" not in str(named[1])
         for error in (first, second, *named):

@@ -23,13 +23,13 @@ PARTS = [
 ]
 
 
-def told(group: GenerationGroup, *pieces: str) -> list[list[object]]:
+def read_pieces(group: GenerationGroup, *pieces: str) -> list[list[object]]:
     return [list(group.read_piece(piece)) for piece in pieces]
 
 
 def test_prefilling_alone_ends_with_the_first_piece() -> None:
     group = GenerationGroup(LEAD, ())
-    assert told(group, "a", "b") == [[PrefillingEnded("lead", False)], []]
+    assert read_pieces(group, "a", "b") == [[PrefillingEnded("lead", False)], []]
     assert list(group.finish("ab")) == [] and not group.reads_items
 
 
@@ -44,7 +44,7 @@ def test_finish_without_pieces_emits_all_events() -> None:
 
 def test_closed_item_is_the_value_of_its_partial_decoding() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
-    assert told(group, "one", "\ntwo\nth") == [
+    assert read_pieces(group, "one", "\ntwo\nth") == [
         [DecodingBegan(PARTS[0]), PrefillingEnded("lead", True)],
         [DecodingBegan(PARTS[1]), DecodingEnded("text#0", "one"), DecodingBegan(WHOLE), DecodingEnded("text#1", "two")],
     ]
@@ -54,7 +54,7 @@ def test_closed_item_is_the_value_of_its_partial_decoding() -> None:
 
 def test_missing_planned_items_are_marked_not_needed() -> None:
     group = GenerationGroup(LEAD, [*PARTS, WHOLE])
-    told(group, "one")
+    read_pieces(group, "one")
     assert list(group.finish("one")) == [
         DecodingBegan(PARTS[1]),
         DecodingEnded("text#0", "one"),

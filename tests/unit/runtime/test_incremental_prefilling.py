@@ -63,17 +63,17 @@ class Followed:
         """One query from end to end; how many prefixes it prefilled early. Of `refused` items nothing is kept."""
         run, before = Run(tenant), len(self.started)
         self.holder.speculative_outputs = []
-        asked = cast(QueryRun, run)
+        query_run = cast(QueryRun, run)
         for i in range(items):
             name = f"m[{i}]/d"
             self.holder.speculative_outputs.append(Ref(name))
             run.store.put(name, "" if i in refused else f"passage {i}, a few words long")
-            self.prefixes.note_end(asked, name)
+            self.prefixes.note_end(query_run, name)
             if run.growing[0].warmup:
-                self.prefixes.note_end(asked, run.growing[0].warmup)
+                self.prefixes.note_end(query_run, run.growing[0].warmup)
         whole = [f"passage {i}, a few words long" for i in range(items) if i not in refused]
         run.store.put("join", "\n".join(whole if right else reversed(whole)))
-        self.prefixes.note_dispatch(asked, ASK)
+        self.prefixes.note_dispatch(query_run, ASK)
         return len(self.started) - before
 
 

@@ -30,23 +30,23 @@ class World:
         machine = (drafting(rtx3090()) if drafts else rtx3090())["llm"]
         self.llm = FakeLLM("llm", machine, lambda *_: text)
         self.llm.takes_late_readers = not deaf
-        self.asked: list[Request] = []
-        self.said: list[Result] = []
-        self.heard: list[str] = []
+        self.requests: list[Request] = []
+        self.results: list[Result] = []
+        self.readers: list[str] = []
         execute, announce_reader = self.llm.execute, self.llm.announce_reader
-        self.llm.announce_reader = lambda name: (self.heard.append(name), announce_reader(name))[1]  # type: ignore[method-assign]
+        self.llm.announce_reader = lambda name: (self.readers.append(name), announce_reader(name))[1]  # type: ignore[method-assign]
 
         async def noted(batch: Sequence[Request]) -> AsyncIterator[Result]:
-            self.asked += batch
+            self.requests += batch
             async for result in execute(batch):
-                self.said.append(result)
+                self.results.append(result)
                 yield result
 
         self.llm.execute = noted  # type: ignore[method-assign]
 
     @property
     def pieces(self) -> list[str]:
-        return [one.text for one in self.said if isinstance(one, Piece)]
+        return [one.text for one in self.results if isinstance(one, Piece)]
 
     async def __aenter__(self) -> World:
         self.pool = EnginePool.on_this_loop([self.llm])
@@ -82,8 +82,8 @@ def test_unread_generation_reports_first_token_and_end_only() -> None:
         async with World() as world:
             run = world.ahead()
             await asyncio.sleep(10)
-            assert [request.stream for request in world.asked] == [False]
-            assert len(world.pieces) == 1 and not world.heard
+            assert [request.stream for request in world.requests] == [False]
+            assert len(world.pieces) == 1 and not world.readers
             run.close()
             trace = run.trace.result()
             assert trace is not None
@@ -101,8 +101,8 @@ def test_late_reader_gets_the_same_pieces(seconds: float) -> None:
         async with World() as world:
             run = world.ahead()
             await asyncio.sleep(seconds)
-            assert await read(run) == expected and len(world.asked) == 1
-            assert len(world.heard) == (seconds < 5)
+            assert await read(run) == expected and len(world.requests) == 1
+            assert len(world.readers) == (seconds < 5)
             run.close()
 
     run_virtual(main())
@@ -128,8 +128,8 @@ def test_engine_without_late_streaming_streams_from_the_start() -> None:
         async with World(deaf=True) as world:
             run = world.ahead()
             await asyncio.sleep(0.2)
-            assert [request.stream for request in world.asked] == [True]
-            assert await read(run) == world.pieces and not world.heard
+            assert [request.stream for request in world.requests] == [True]
+            assert await read(run) == world.pieces and not world.readers
             run.close()
 
     run_virtual(main())
@@ -154,7 +154,7 @@ def test_list_read_as_it_is_written_streams_from_the_start() -> None:
         async with World(LINES) as world:
             run = world.ahead(listed)
             await asyncio.sleep(10)
-            assert [request.stream for request in world.asked] == [True] and "".join(world.pieces) == LINES
+            assert [request.stream for request in world.requests] == [True] and "".join(world.pieces) == LINES
             run.close()
 
     run_virtual(main())

@@ -122,13 +122,13 @@ async def test_call_is_streamed_to_async_and_sync_readers(pool: EnginePool) -> N
 
 
 def test_engine_streams_only_if_a_reader_is_possible(pool: EnginePool) -> None:
-    seen, asked = record(pool.engine("llm")), [Generate(Prompt(text="what of it?"))]
-    pool.call(K.PREFILLING, "llm", asked).result(5)
-    pool.call(K.PREFILLING, "llm", asked, stream=True).result(5)
+    seen, payloads = record(pool.engine("llm")), [Generate(Prompt(text="what of it?"))]
+    pool.call(K.PREFILLING, "llm", payloads).result(5)
+    pool.call(K.PREFILLING, "llm", payloads, stream=True).result(5)
     with pool.watching() as watched:
-        watched.call(K.PREFILLING, "llm", asked).result(5)
+        watched.call(K.PREFILLING, "llm", payloads).result(5)
     live = pool.runtime.submit(Query({"input": "x"}), EMBED, {}, has_original=True)
-    live.call(K.PREFILLING, "llm", asked).result(5)
+    live.call(K.PREFILLING, "llm", payloads).result(5)
     live.close()
     assert [(request.stream, request.late) for request in seen] == [
         *[(False, False), (True, False), (False, False)],
@@ -282,12 +282,12 @@ def test_fold_prefills_the_next_prompt_during_the_previous_decoding() -> None:
 
 
 def test_forget_reaches_engines_that_learn_from_tenants() -> None:
-    learning, heard = FakeLLM("llm"), list[str]()
+    learning, forgotten_tenants = FakeLLM("llm"), list[str]()
 
     async def forget(tenant: str) -> None:
-        heard.append(tenant)
+        forgotten_tenants.append(tenant)
 
     learning.forget = forget  # type: ignore[attr-defined]
     with EnginePool.local({"llm": learning, "other": FakeEmbedder("other")}) as pool:
         pool.forget("t")
-    assert heard == ["t"]
+    assert forgotten_tenants == ["t"]

@@ -110,11 +110,11 @@ def test_loop_stops_despite_a_task_that_ignores_cancellation(thread: LoopThread,
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_pool_survives_an_engine_that_ends_its_process(error: type[BaseException]) -> None:
-    said: list[str] = []
+    request_ids: list[str] = []
 
     def first(request: Request) -> bool:
-        said.append(request.id)
-        return len(said) == 1
+        request_ids.append(request.id)
+        return len(request_ids) == 1
 
     faults = {"embedder": Faults(raise_on=first, raises=error)}
     with EnginePool.local(fake_engines(**faults)) as pool:
@@ -214,19 +214,19 @@ def test_queries_of_a_failed_batch_get_their_own_errors() -> None:
 class _Ended:
     """What tells the loop of its end, as a query does whose handler nobody holds any more."""
 
-    def __init__(self, thread: LoopThread, heard: threading.Event) -> None:
-        self._thread, self._heard = thread, heard
+    def __init__(self, thread: LoopThread, event: threading.Event) -> None:
+        self._thread, self._event = thread, event
 
     def __del__(self) -> None:
-        self._thread.try_post(self._heard.set)
+        self._thread.try_post(self._event.set)
 
 
 def test_finalizer_run_during_a_post_can_post_too(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector runs wherever something is made, in the middle of `tell` as well."""
-    heard, also, kept = threading.Event(), threading.Event(), list[_Ended]()
-    kept.append(_Ended(thread, also))
+    first, second, kept = threading.Event(), threading.Event(), list[_Ended]()
+    kept.append(_Ended(thread, second))
     make = loop_thread.copy_context
     monkeypatch.setattr(loop_thread, "copy_context", lambda: (kept.clear(), make())[1])
-    teller = threading.Thread(target=thread.try_post, args=(heard.set,), daemon=True)
+    teller = threading.Thread(target=thread.try_post, args=(first.set,), daemon=True)
     teller.start()
-    assert heard.wait(10) and also.wait(10)
+    assert first.wait(10) and second.wait(10)

@@ -59,13 +59,13 @@ def test_loop_wakes_once_for_all_callbacks_posted_meanwhile(loop: LoopThread, mo
 def test_coroutines_keep_their_order_among_callbacks(loop: LoopThread) -> None:
     seen: list[str] = []
 
-    async def said(what: str) -> None:
+    async def record(what: str) -> None:
         seen.append(what)
 
     with Held(loop):
-        first = loop.run(said("a"))
+        first = loop.run(record("a"))
         loop.post(seen.append, "b")
-        second = loop.run(said("c"))
+        second = loop.run(record("c"))
     first.result(10), second.result(10)
     settled(loop)
     assert sorted(seen) == ["a", "b", "c"] and seen.index("a") < seen.index("c")

@@ -17,10 +17,10 @@ K = PrimitiveKind
 
 def graph() -> Graph:
     docs = (Effect("collection:docs"),)
-    said = Attributes(collection="docs", k=2)
+    attributes = Attributes(collection="docs", k=2)
     each = Graph(
         [Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item")), size=1),
-         Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1, effects=docs, attributes=said),
+         Primitive("s", K.SEARCHING, "store", named(vectors=Ref("e")), size=1, effects=docs, attributes=attributes),
          Primitive("d", K.CALL, inputs=named(hits=Ref("s")), call="d")], Ref("d"))  # fmt: skip
     return Graph(
         [Primitive("list", K.CALL, inputs=named(x=Ref("$input")), call="list"),

@@ -133,16 +133,16 @@ def test_original_gets_the_providers_own_object() -> None:
 
 def test_prefetched_chunks_and_reports_reach_the_original_in_order() -> None:
     provider, (original, prefetch) = Provider(lambda _: "xyz"), scopes()
-    silent, heard, alone = (Call(provider, streams=True) for _ in range(3))
+    silent, claiming, alone = (Call(provider, streams=True) for _ in range(3))
     list(prefetch.items(silent))
     chunks = []
-    for chunk in original.items(heard):
+    for chunk in original.items(claiming):
         chunks.append(chunk)
-        assert len(heard.events) == len(chunks)
+        assert len(claiming.events) == len(chunks)
     list(original.items(alone))
     assert chunks == ["x", "y", "z"]
     assert silent.events == []
-    assert heard.events == alone.events == ["token x", "token y", "token z"]
+    assert claiming.events == alone.events == ["token x", "token y", "token z"]
 
 
 async def test_chunks_are_delivered_as_they_arrive() -> None:

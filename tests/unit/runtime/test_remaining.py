@@ -29,8 +29,8 @@ def answers(pool: EnginePool) -> Runnable[Any, Any]:
     llm = ChatTeola(pool=pool, max_tokens=8)
     first = ChatPromptTemplate.from_template("Say: {question}") | llm | StrOutputParser()
     second = ChatPromptTemplate.from_template("And: {question}") | llm | StrOutputParser()
-    asked = RunnablePassthrough.assign(first=first) | RunnablePassthrough.assign(second=second)
-    return asked | ChatPromptTemplate.from_template("{first} {second} {question}") | llm
+    assigned = RunnablePassthrough.assign(first=first) | RunnablePassthrough.assign(second=second)
+    return assigned | ChatPromptTemplate.from_template("{first} {second} {question}") | llm
 
 
 def mapped(pool: EnginePool) -> Runnable[Any, Any]:

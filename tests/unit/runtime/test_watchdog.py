@@ -20,12 +20,12 @@ def test_cancelled_request_ends_at_once_but_keeps_its_slot() -> None:
     """The request has ended for its caller; its slot is the engine's until that lets go of it."""
 
     async def check() -> None:
-        heard = Heard()
-        one = port(Scripted(hangs, profile=ONE), heard)
+        results = Heard()
+        one = port(Scripted(hangs, profile=ONE), results)
         [first, second] = ask(one, "a", "b")
         await asyncio.sleep(1)
         one.cancel([first])
-        assert isinstance(heard.error("a"), EngineError) and heard.at("a") == 1.0
+        assert isinstance(results.error("a"), EngineError) and results.at("a") == 1.0
         assert not one.holds(first) and one.holds(second)
         assert [r.request for r in one.scheduler.running.by_id.values()] == ["a"]
         one.cancel([first])
@@ -35,16 +35,16 @@ def test_cancelled_request_ends_at_once_but_keeps_its_slot() -> None:
 
 def test_an_engine_that_ignores_a_cancellation_is_restarted() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(hangs, answers, profile=ONE)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(hangs, answers, profile=ONE)
+        one = port(engine, results)
         [first, _] = ask(one, "a", "b")
         await asyncio.sleep(1)
         one.cancel([first])
         await asyncio.sleep(9)
         assert not engine.restarted and engine.cancelled == ["a"]
         await asyncio.sleep(3)
-        assert engine.restarted == 1 and heard.text("b") == "b"
-        assert heard.at("b") == 12.0, "10 s of patience, then its work"
+        assert engine.restarted == 1 and results.text("b") == "b"
+        assert results.at("b") == 12.0, "10 s of patience, then its work"
         assert not one.scheduler.running.by_id
 
     driven(check())
@@ -57,13 +57,13 @@ def test_engine_that_cancels_in_time_is_not_restarted() -> None:
             yield Failed(request.id, EngineError("it was cancelled."))
 
     async def check() -> None:
-        heard, engine = Heard(), Scripted(slowly, answers, profile=ONE)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(slowly, answers, profile=ONE)
+        one = port(engine, results)
         [first, _] = ask(one, "a", "b")
         await asyncio.sleep(0.5)
         one.cancel([first])
         await asyncio.sleep(100)
-        assert not engine.restarted and heard.at("b") == 10.0
+        assert not engine.restarted and results.at("b") == 10.0
 
     driven(check())
 
@@ -79,11 +79,11 @@ def test_engine_is_restarted_only_after_a_long_silence(speaks: bool) -> None:
             yield Done(request.id, Generation("xxxxx"))
 
     async def check() -> None:
-        heard, engine = Heard(), Scripted(long, answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(long, answers)
+        one = port(engine, results)
         ask(one, "a")
         await asyncio.sleep(6000)
-        assert (heard.text("a"), heard.at("a"), engine.restarted) == (
+        assert (results.text("a"), results.at("a"), engine.restarted) == (
             ("xxxxx", 5000.0, 0) if speaks else ("a", 1801.0, 1)
         )
 
@@ -92,23 +92,23 @@ def test_engine_is_restarted_only_after_a_long_silence(speaks: bool) -> None:
 
 def test_idle_engine_is_never_restarted_for_silence() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(answers)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(answers)
+        one = port(engine, results)
         for name in "abc":
             ask(one, name)
             await asyncio.sleep(5000)
-        assert not engine.restarted and len(heard.ends) == 3
+        assert not engine.restarted and len(results.ends) == 3
 
     driven(check())
 
 
 def test_hanging_request_fails_after_its_attempts() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(hangs)
-        one = port(engine, heard, patience=Patience(silence=100))
+        results, engine = Heard(), Scripted(hangs)
+        one = port(engine, results, patience=Patience(silence=100))
         ask(one, "a")
         await asyncio.sleep(1000)
-        error = heard.error("a")
+        error = results.error("a")
         assert isinstance(error, EngineUnavailable) and "100 s" in error.message and error.hint
         assert engine.restarted == 3 and len(engine.batches) == 3
 
@@ -117,29 +117,29 @@ def test_hanging_request_fails_after_its_attempts() -> None:
 
 def test_a_pool_with_a_hanging_engine_closes() -> None:
     async def check() -> None:
-        heard = Heard()
-        one = port(Scripted(hangs, profile=ONE), heard)
+        results = Heard()
+        one = port(Scripted(hangs, profile=ONE), results)
         ask(one, "running", "queued")
         await asyncio.sleep(1)
         await one.close()
         assert asyncio.get_running_loop().time() == 6.0
         for name in ("running", "queued"):
-            assert isinstance(heard.error(name), EngineUnavailable) and "closed" in str(heard.error(name))
-            assert heard.at(name) == 1.0, "nobody waits for what hangs"
+            assert isinstance(results.error(name), EngineUnavailable) and "closed" in str(results.error(name))
+            assert results.at(name) == 1.0, "nobody waits for what hangs"
         ask(one, "late")
-        assert isinstance(heard.error("late"), EngineUnavailable)
+        assert isinstance(results.error("late"), EngineUnavailable)
 
     driven(check())
 
 
 def test_a_pool_with_a_good_engine_closes_at_once() -> None:
     async def check() -> None:
-        heard = Heard()
-        one = port(Scripted(), heard)
+        results = Heard()
+        one = port(Scripted(), results)
         ask(one, "a")
         await asyncio.sleep(0.5)
         await one.close()
-        assert asyncio.get_running_loop().time() == 0.5 and isinstance(heard.error("a"), EngineUnavailable)
+        assert asyncio.get_running_loop().time() == 0.5 and isinstance(results.error("a"), EngineUnavailable)
 
     driven(check())
 
@@ -148,15 +148,15 @@ def test_repeated_request_is_independent_of_its_hanging_first() -> None:
     """A client of a shared pool that comes back asks with the same ids."""
 
     async def check() -> None:
-        heard, engine = Heard(), Scripted(hangs, answers)
-        one = port(engine, heard, patience=Patience(cancel=100))
+        results, engine = Heard(), Scripted(hangs, answers)
+        one = port(engine, results, patience=Patience(cancel=100))
         [first] = ask(one, "a")
         await asyncio.sleep(1)
         one.cancel([first])
-        del heard.ends["a"]
+        del results.ends["a"]
         [again] = ask(one, "a")
         await asyncio.sleep(2)
-        assert heard.text("a") == "a" and not one.holds(again)
+        assert results.text("a") == "a" and not one.holds(again)
         assert len({r.id for batch in engine.batches for r in batch}) == 2
         assert len(one.scheduler.running.by_id) == 1
 
@@ -165,12 +165,12 @@ def test_repeated_request_is_independent_of_its_hanging_first() -> None:
 
 def test_request_cancelled_before_the_engine_starts_never_runs() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted()
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted()
+        one = port(engine, results)
         made = ask(one, "a", "b")
         one.cancel(made[:1])
         await asyncio.sleep(2)
-        assert [r.id for batch in engine.batches for r in batch] == ["b"] and heard.text("b") == "b"
+        assert [r.id for batch in engine.batches for r in batch] == ["b"] and results.text("b") == "b"
         assert not one.scheduler.running.by_id
 
     driven(check())
@@ -196,8 +196,8 @@ def test_watchdog_ignores_time_the_machine_slept() -> None:
 
 def test_event_after_close_starts_no_batch() -> None:
     async def check() -> None:
-        heard, engine = Heard(), Scripted(profile=ONE)
-        one = port(engine, heard)
+        results, engine = Heard(), Scripted(profile=ONE)
+        one = port(engine, results)
         ask(one, "a", "b")
         await one.close()
         one.enqueue([], event("c"))

@@ -28,18 +28,18 @@ def scheduler(policy: str = "topology-aware", profile: EngineProfile = LLM) -> E
 
 def enqueue(query: str, name: str, objective: Objective, app: str = "app") -> Enqueue:
     kind = PrimitiveKind.PARTIAL_PREFILLING if objective is WARM_UP else PrimitiveKind.PREFILLING
-    asked = (QueuedRequest(f"{query}{name}"),)
+    requests = (QueuedRequest(f"{query}{name}"),)
     gang = f"{query}.gang" if objective is MEMBER else ""
-    return Enqueue(0.0, query, f"{query}{name}", kind, asked, app=app, objective=objective, gang=gang)
+    return Enqueue(0.0, query, f"{query}{name}", kind, requests, app=app, objective=objective, gang=gang)
 
 
 def line(scheduler: EngineScheduler, *comings: Enqueue) -> list[str]:
     """Names in the order in which a replica begins them that gets all, and begins none before."""
     numbers: dict[str, int] = {}
     for coming in comings:
-        for said in scheduler.handle(coming):
-            assert isinstance(said, RunBatch)
-            numbers.update(zip(said.requests, said.priorities, strict=True))
+        for batch in scheduler.handle(coming):
+            assert isinstance(batch, RunBatch)
+            numbers.update(zip(batch.requests, batch.priorities, strict=True))
     return sorted(numbers, key=numbers.__getitem__)  # stable: of equal numbers, who came first
 
 
@@ -79,7 +79,7 @@ def test_prefilled_requests_do_not_change_the_priority_of_a_call() -> None:
     line(one, OLD, *YOUNG)
     for name in ("1map", "2map0", "2map1"):
         one.handle(PrefillEnded(1.0, name))
-    assert [said.priorities for said in one.handle(REDUCE) if isinstance(said, RunBatch)] == [(3,)]
+    assert [batch.priorities for batch in one.handle(REDUCE) if isinstance(batch, RunBatch)] == [(3,)]
 
 
 @pytest.mark.parametrize("policy", ["per-invocation", "throughput-oriented", "shortest-remaining", "earliest-deadline"])

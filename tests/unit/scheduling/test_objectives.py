@@ -46,7 +46,7 @@ def test_maps_before_a_reduce_form_a_gang_with_their_inputs() -> None:
     calls = [p(f"parse{i}", K.CALL, f"m{i}") for i in range(3)]
     reads = [f"parse{i}" for i in range(3)]
     found = objectives(*ask("split", "$input"), *maps, *calls, *ask("reduce", *reads), output="reduce")
-    gang = {name for name, said in found.items() if said == "gang reduce.prefilling"}
+    gang = {name for name, objective in found.items() if objective == "gang reduce.prefilling"}
     assert gang == {f"{name}{i}{more}" for i in range(3) for name, more in
                     [("e", ""), ("m", ""), ("m", ".prefilling"), ("parse", "")]}  # fmt: skip
     assert {found["split"], found["split.prefilling"], found["reduce"]} == {"latency"}
@@ -78,9 +78,9 @@ def test_nested_gangs_are_separate_and_shared_input_is_latency_bound() -> None:
     assert found["e"] == "latency"
 
 
-@pytest.mark.parametrize(("more", "said"), [({"size": 9}, "gang e"), ({"size": 1}, "latency"), ({}, "gang e")])
-def test_requests_of_one_batchable_primitive_form_a_gang(more: dict[str, Any], said: str) -> None:
-    assert objectives(p("e", K.EMBEDDING, "$input", batchable=True, **more), output="e") == {"e": said}
+@pytest.mark.parametrize(("more", "objective"), [({"size": 9}, "gang e"), ({"size": 1}, "latency"), ({}, "gang e")])
+def test_requests_of_one_batchable_primitive_form_a_gang(more: dict[str, Any], objective: str) -> None:
+    assert objectives(p("e", K.EMBEDDING, "$input", batchable=True, **more), output="e") == {"e": objective}
 
 
 def test_warm_up_gets_the_background_objective() -> None:
@@ -162,5 +162,5 @@ def test_batch_priorities_follow_the_order_of_admission() -> None:
     (`examples/06_compare_policies.py`), since the oldest queries then ended last."""
     scheduler = llm(9)
     wanted = [Objective.LATENCY, Objective.THROUGHPUT, Objective.LATENCY, Objective.THROUGHPUT]
-    said = [i for n, o in enumerate(wanted) for i in scheduler.handle(enqueue(f"q{n}", f"r{n}", o))]
-    assert [i.priorities for i in said if isinstance(i, RunBatch)] == [(0,), (1,), (2,), (3,)]
+    instructions = [i for n, o in enumerate(wanted) for i in scheduler.handle(enqueue(f"q{n}", f"r{n}", o))]
+    assert [i.priorities for i in instructions if isinstance(i, RunBatch)] == [(0,), (1,), (2,), (3,)]

@@ -235,8 +235,8 @@ def test_a_dead_replica_is_never_chosen() -> None:
     placement = e2("a", "b")
     send(placement, ask("1", ("x", 320), session="s"), "a")
     placement.forget_replica("a")
-    for asked in (ask("2", ("x", 320)), ask("3", ("x", 320), session="s"), ask("4", ("y", 16))):
-        placed = placement.choose_replica(asked, anywhere)
+    for request in (ask("2", ("x", 320)), ask("3", ("x", 320), session="s"), ask("4", ("y", 16))):
+        placed = placement.choose_replica(request, anywhere)
         assert placed is not None and placed.replica == "b"
     placement.forget_replica("b")
     assert placement.choose_replica(ask("5", ("x", 320)), anywhere) is None

@@ -43,7 +43,7 @@ steps = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(steps, max_size=25), prompts)
-def test_prefix_match_equals_brute_force_search(changes: list[tuple[str, str, str, int]], asked: str) -> None:
+def test_prefix_match_equals_brute_force_search(changes: list[tuple[str, str, str, int]], prompt: str) -> None:
     index = PrefixIndex(LARGE)
     known: dict[str, set[str]] = {name: set() for name in REPLICAS}
     for at, (what, name, text, keeps) in enumerate(changes):
@@ -57,9 +57,9 @@ def test_prefix_match_equals_brute_force_search(changes: list[tuple[str, str, st
             index.forget_replica(name)
             known[name] = set()
         sound(index)
-    match = index.match(blocks(asked))
+    match = index.match(blocks(prompt))
     longest = {
-        name: max((i for i in range(len(asked) + 1) if asked[:i] in known[name]), default=0) for name in REPLICAS
+        name: max((i for i in range(len(prompt) + 1) if prompt[:i] in known[name]), default=0) for name in REPLICAS
     }
     assert match.depth == max(longest.values())
     assert {name: match.at(name) for name in REPLICAS} == longest

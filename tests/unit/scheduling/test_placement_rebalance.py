@@ -119,9 +119,9 @@ def test_a_copied_prefix_is_served_by_both() -> None:
     for number in range(65):
         at = 2.0 * number
         placement.begin_round(at)
-        asked = ask(f"r{number}", ("x", 320), (str(number % 10), 32))
-        send(placement, asked, "a", units=32, prefilling=True)
-        placement.record_prefilled(at + (1.0 if at < 90.0 else 3.0), asked.id)
+        request = ask(f"r{number}", ("x", 320), (str(number % 10), 32))
+        send(placement, request, "a", units=32, prefilling=True)
+        placement.record_prefilled(at + (1.0 if at < 90.0 else 3.0), request.id)
         placement.record_ended(at + 3.0, [])
     assert [redirect.copy for redirect in placement.balancer.redirects.values()] == [True]
     placement.begin_round(132.0)

@@ -116,16 +116,18 @@ def driven(count: int) -> EngineScheduler:
     scheduler = EngineScheduler(LLM)
     running: deque[str] = deque()
 
-    def heard(out: Sequence[object]) -> None:
+    def record_batches(out: Sequence[object]) -> None:
         for order in out:
             running.extend(order.requests if isinstance(order, RunBatch) else ())
 
     for i in range(count):
-        heard(scheduler.handle(Enqueue(0.0, f"q{i % 3}", f"p{i}", K.PREFILLING, (QueuedRequest(f"r{i}", 200),), 1)))
+        record_batches(
+            scheduler.handle(Enqueue(0.0, f"q{i % 3}", f"p{i}", K.PREFILLING, (QueuedRequest(f"r{i}", 200),), 1))
+        )
     while running:
         request = running.popleft()
-        heard(scheduler.handle(PrefillEnded(0.0, request)))
-        heard(scheduler.handle(RequestsEnded(0.0, (request,))))
+        record_batches(scheduler.handle(PrefillEnded(0.0, request)))
+        record_batches(scheduler.handle(RequestsEnded(0.0, (request,))))
     assert not scheduler.queue
     return scheduler
 
@@ -142,8 +144,10 @@ class Counting(TopologyAware):
 
 @pytest.mark.parametrize("apps", [1, 2])
 def test_only_buckets_that_fill_the_batch_are_sorted(apps: int) -> None:
-    asked = [deque([QueuedRequest(f"r{i}", 100)]) for i in range(1000)]
-    queue = [QueuedPrimitive(f"q{i}", "p", K.PREFILLING, one, 1, i, f"app{i % apps}") for i, one in enumerate(asked)]
+    request_queues = [deque([QueuedRequest(f"r{i}", 100)]) for i in range(1000)]
+    queue = [
+        QueuedPrimitive(f"q{i}", "p", K.PREFILLING, one, 1, i, f"app{i % apps}") for i, one in enumerate(request_queues)
+    ]
     Counting.sorted = 0
     picked = Counting().pick(queue, Running(), Slots(4, 1000, is_idle=False))
     assert [request.id for _, request in picked] == [f"r{i}" for i in range(4)]

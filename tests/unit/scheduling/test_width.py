@@ -78,11 +78,11 @@ def run(graph: Graph, width: int, *, matched: bool = False, items: int = 0, fail
         look: Callable[[GraphScheduler], None] | None = None) -> Counter[str]:  # fmt: skip
     """Everything the scheduler asks for is done at once, in its order; `items` is how many a decoding closes, `look`
     is called after each event."""
-    scheduler, said = GraphScheduler(), Counter[str]()
+    scheduler, counts = GraphScheduler(), Counter[str]()
     todo: deque[Any] = deque([Admit(0.0, "q", graph)])
     while todo:
         for order in scheduler.handle(todo.popleft()):
-            said[order.outcome if isinstance(order, End) else type(order).__name__] += 1
+            counts[order.outcome if isinstance(order, End) else type(order).__name__] += 1
             if isinstance(order, Dispatch):
                 todo += [Finished(0.0, "q", order.primitive.id)]
                 todo += [ItemClosed(0.0, "q", "d", i, f"d#{i}") for i in range(items if order.group else 0)]
@@ -96,7 +96,7 @@ def run(graph: Graph, width: int, *, matched: bool = False, items: int = 0, fail
         if look is not None:
             look(scheduler)
     assert not scheduler.queries
-    return said
+    return counts
 
 
 WIDE: dict[str, Callable[[int], Counter[str]]] = {
@@ -176,8 +176,8 @@ def test_subplans_take_linear_time_and_leave_nothing_behind() -> None:
 
 def test_ended_subplan_releases_all_its_values() -> None:
     unread = Graph([Primitive("a", K.CALL), Primitive("b", K.CALL, inputs=named(x=Ref("a")))], Ref("b"))
-    said = one_part(opened(), 1, unread)
-    released = {order.producer for order in said if hasattr(order, "producer")}
+    instructions = one_part(opened(), 1, unread)
+    released = {order.producer for order in instructions if hasattr(order, "producer")}
     assert released == {"$part1", "part1/a", "part1/b"}
 
 
@@ -207,28 +207,28 @@ def test_deepest_returns_the_depth_of_unfinished_primitives() -> None:
     scheduler = GraphScheduler()
     scheduler.handle(Admit(0.0, "q", listed()))
     query = scheduler.queries["q"]
-    said = [query.deepest()]
+    depths = [query.deepest()]
     scheduler.handle(Finished(0.0, "q", "list"))
     scheduler.handle(Expanded(0.0, "q", "m", 3))
-    said.append(query.deepest())
+    depths.append(query.deepest())
     for i in range(3):
         for name in ("e", "d"):
             scheduler.handle(Finished(0.0, "q", f"m[{i}]/{name}"))
-    said.append(query.deepest())
-    assert said == [2, 3, 0]
+    depths.append(query.deepest())
+    assert depths == [2, 3, 0]
 
 
-def wakes(said: list[Any]) -> list[float]:
-    return [order.at for order in said if isinstance(order, WakeAt)]
+def wakes(instructions: list[Any]) -> list[float]:
+    return [order.at for order in instructions if isinstance(order, WakeAt)]
 
 
 def test_only_the_earliest_deadline_is_announced_and_only_once() -> None:
     scheduler = GraphScheduler()
     graph = Graph([Primitive("user", K.OPAQUE)], Ref("user"))
-    said = [
+    instructions = [
         order for i in range(1000) for order in scheduler.handle(Admit(i / 1000, f"q{i}", graph, 60.0 + i / 1000, True))
     ]
-    assert wakes(said) == [60.0]
+    assert wakes(instructions) == [60.0]
     assert wakes(scheduler.handle(Admit(1.0, "sooner", graph, 5.0, True))) == [5.0]
     for i in range(999):
         assert not wakes(scheduler.handle(Close(1.0, f"q{i}")))

@@ -167,8 +167,8 @@ def test_always_streams_follows_model_and_call_settings(monkeypatch: pytest.Monk
     assert shims.always_streams(FakeListChatModel(responses=["a"], disable_streaming=True), {}) is False
     assert shims.always_streams(Streaming(responses=["a"], streaming=True), {}) is True
     assert shims.always_streams(Streaming(responses=["a"], streaming=False), {}) is False
-    heard = FakeListChatModel(responses=["a"], callbacks=[Attached.__new__(Attached)])
-    assert shims.always_streams(heard, {}) is True
+    model = FakeListChatModel(responses=["a"], callbacks=[Attached.__new__(Attached)])
+    assert shims.always_streams(model, {}) is True
     with monkeypatch.context() as patch:
         gone(patch, STREAMING, "_StreamingCallbackHandler")
         assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is None
@@ -188,7 +188,7 @@ def test_attached_by_environment_detects_configured_handlers(monkeypatch: pytest
     assert shims.attached_by_environment(), "it may be"
 
 
-def heard(silent: bool) -> list[str]:
+def handler_events(silent: bool) -> list[str]:
     """What a handler on a context variable hears of a call."""
     found: list[str] = []
 
@@ -211,8 +211,8 @@ def heard(silent: bool) -> list[str]:
 
 def test_silence_hides_calls_from_ambient_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
-    assert heard(silent=False) == ["start"]
-    assert heard(silent=True) == []
+    assert handler_events(silent=False) == ["start"]
+    assert handler_events(silent=True) == []
     gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
     with pytest.raises(RegistrationError, match="keeps its handlers elsewhere"):
         shims.silence()
@@ -315,8 +315,8 @@ class Echo(BaseChatModel):
         return "echo"
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        told = {"stop": stop, "metadata": run_manager.metadata, **kwargs}
-        message = AIMessage(messages[-1].content, additional_kwargs=told)
+        arguments = {"stop": stop, "metadata": run_manager.metadata, **kwargs}
+        message = AIMessage(messages[-1].content, additional_kwargs=arguments)
         return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model": "echo"})
 
 

@@ -76,8 +76,8 @@ def test_react_model_returns_the_chain_of_the_agent_node(monkeypatch: pytest.Mon
     graph = create_react_agent(Model(), [add], prompt="Be kind.")
     found = shims.react_model(graph)
     assert found is not None and found.node == "agent"
-    said = found.chain.invoke({"messages": [HumanMessage("hi")]})
-    assert isinstance(said, AIMessage)
+    message = found.chain.invoke({"messages": [HumanMessage("hi")]})
+    assert isinstance(message, AIMessage)
     chosen = shims.react_model(create_react_agent(lambda state, runtime: Model(), [add]))
     assert chosen is not None and chosen.chain is None
     assert shims.react_model(bare()) is None
@@ -142,8 +142,8 @@ def test_tool_node_with_wraps_each_tool_call() -> None:
     graph.add_node("tools", made)
     graph.add_edge(START, "tools")
     given = {"messages": [AIMessage("", tool_calls=calls)]}
-    said = graph.compile().invoke(given)["messages"][1:]
-    assert [one.content for one in said] == ["7", "7"] and sorted(seen) == ["x", "y"]
+    answers = graph.compile().invoke(given)["messages"][1:]
+    assert [one.content for one in answers] == ["7", "7"] and sorted(seen) == ["x", "y"]
     assert [one.content for one in asyncio.run(graph.compile().ainvoke(given))["messages"][1:]] == ["7", "7"]
     assert sorted(seen) == ["x", "x", "y", "y"]
 

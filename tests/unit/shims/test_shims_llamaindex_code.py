@@ -78,8 +78,8 @@ def quietly(owner: Any, call: Callable[[], Any]) -> Any:
     recorder = Recorder()
     with recorded(recorder):
         value = call()
-    told = [text for part in (recorder.callbacks, recorder.events, recorder.spans) for text in part]
-    assert not [text for text in told if f"{type(owner).__name__}." in text]
+    notifications = [text for part in (recorder.callbacks, recorder.events, recorder.spans) for text in part]
+    assert not [text for text in notifications if f"{type(owner).__name__}." in text]
     return value
 
 
@@ -197,10 +197,10 @@ def test_replaced_aquery_keeps_the_span_of_its_engine(stock: Library) -> None:
         return value, recorder.spans
 
     made = engines.with_aquery(engine, other)
-    value, told = spans(made)
+    value, recorded_spans = spans(made)
     assert str(value) == f"other of RetryQueryEngine: {ASKED}"
     own = {f"{way} /RetryQueryEngine.aquery/RetryQueryEngine._aquery " for way in ("enter", "exit")}
-    assert own <= told.keys() and own <= spans(engine)[1].keys()
+    assert own <= recorded_spans.keys() and own <= spans(engine)[1].keys()
 
 
 def test_multi_step_aquery_equals_that_of_the_engine(stock: Library) -> None:
@@ -270,8 +270,8 @@ def test_slots_are_copied_to_another_object() -> None:
 def test_index_search_parts_equal_the_retrievers_results(stock: Library) -> None:
     retriever: Any = stock.index.as_retriever(similarity_top_k=3)
     assert retrieval.searches_by_vector(retriever)
-    asked = retrieval.store_query(retriever)
-    assert asked.similarity_top_k == 3 and asked.query_embedding == [0.0]
+    store_query = retrieval.store_query(retriever)
+    assert store_query.similarity_top_k == 3 and store_query.query_embedding == [0.0]
     whole = [one.node for one in retriever.retrieve(ASKED)]
     result = VectorStoreQueryResult(nodes=whole, similarities=[0.5] * 3, ids=[one.node_id for one in whole])
     assert [
@@ -353,9 +353,9 @@ def test_selected_indices_and_questions_equal_the_originals(stock: Library) -> N
     assert found == selector.select(choices, ASKED).inds == [0, 1]
     generator = LLMQuestionGenerator.from_defaults(stock.llm)
     prompt = generator.get_prompts()["question_gen_prompt"]
-    asked = quietly(generator, lambda: queries.generated_questions(generator, stock.llm, prompt, choices, ASKED))
+    questions = quietly(generator, lambda: queries.generated_questions(generator, stock.llm, prompt, choices, ASKED))
     plain = generator.generate(choices, QueryBundle(ASKED))
-    assert asked == [one.model_dump() for one in plain] and len(asked) == 3
+    assert questions == [one.model_dump() for one in plain] and len(questions) == 3
 
 
 def test_called_indices_equal_the_selectors_choices(stock: Library) -> None:
@@ -408,8 +408,8 @@ def test_sharing_copy_writes_through_to_the_original(stock: Library) -> None:
 
 
 def test_silent_copies_give_the_same_results() -> None:
-    heard = CallbackManager([Recorder()])
-    splitter = SentenceSplitter(chunk_size=16, chunk_overlap=0, callback_manager=heard)
+    manager = CallbackManager([Recorder()])
+    splitter = SentenceSplitter(chunk_size=16, chunk_overlap=0, callback_manager=manager)
     text = " ".join(TEXTS * 9)
     quiet = copies.silent_splitter(splitter)
     assert quietly(splitter, lambda: quiet.split_text(text)) == splitter.split_text(text)

@@ -76,7 +76,7 @@ def test_openai_embedding_parts_read_engines_and_credentials() -> None:
     assert models.credentials(own)["api_key"] == "mine"
 
 
-def test_cohere_reranker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohere_reranker_parts_read_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     rerankers = pytest.importorskip("llama_index.postprocessor.cohere_rerank", reason="needs its package")
     own = rerankers.CohereRerank(api_key="mine", base_url="http://localhost:1", model="m")
     assert cohere_server(models.CohereRerankParts.of(own).client) == ("http://localhost:1", "mine")

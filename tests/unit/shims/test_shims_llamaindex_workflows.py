@@ -49,24 +49,24 @@ class Bare:
 
 @pytest.mark.parametrize("way", ["done", "failed", "cancelled"])
 async def test_call_when_ended_reports_the_outcome_of_a_run(way: str) -> None:
-    told: list[Any] = []
+    outcomes: list[Any] = []
     handler = Flow(way == "failed").run(takes=30 if way == "cancelled" else 0.0)
-    workflows.call_when_ended(handler, told.append)
+    workflows.call_when_ended(handler, outcomes.append)
     await asyncio.sleep(0.01)
     if way == "cancelled":
         handler._result_task.cancel()
     with pytest.raises((ValueError, asyncio.CancelledError)) if way != "done" else pytest.MonkeyPatch.context():
         await handler
-    [error] = told
+    [error] = outcomes
     assert type(error) is {"done": type(None), "failed": ValueError, "cancelled": asyncio.CancelledError}[way]
 
 
 def test_call_when_ended_reports_a_lost_run_as_cancelled() -> None:
-    told: list[Any] = []
+    outcomes: list[Any] = []
     loop = asyncio.new_event_loop()
 
     async def begun() -> None:
-        workflows.call_when_ended(Flow().run(takes=30), told.append)
+        workflows.call_when_ended(Flow().run(takes=30), outcomes.append)
 
     loop.run_until_complete(begun())
     for task in asyncio.all_tasks(loop):
@@ -74,17 +74,17 @@ def test_call_when_ended_reports_a_lost_run_as_cancelled() -> None:
     loop.close()
     del task
     gc.collect()
-    assert [type(one) for one in told] == [asyncio.CancelledError]
+    assert [type(one) for one in outcomes] == [asyncio.CancelledError]
 
 
 def test_unknown_handler_reports_its_end_when_freed() -> None:
-    told: list[Any] = []
+    outcomes: list[Any] = []
     handler: Any = Bare()
-    workflows.call_when_ended(handler, told.append)
-    assert told == []
+    workflows.call_when_ended(handler, outcomes.append)
+    assert outcomes == []
     del handler
     gc.collect()
-    assert told == [None]
+    assert outcomes == [None]
 
 
 async def test_intercepted_result_replaces_the_result_of_a_run() -> None:

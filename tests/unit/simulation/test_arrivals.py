@@ -69,7 +69,7 @@ def test_a_trace_gives_times_apps_inputs_and_lengths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 1, column"),
         ("3", "no JSON object"),
@@ -81,10 +81,10 @@ def test_a_trace_gives_times_apps_inputs_and_lengths(tmp_path: Path) -> None:
         ({"at": 1, "input_tokens": -1}, "input_tokens is -1"),
     ],
 )
-def test_bad_trace_line_raises_config_error_with_its_number(line: Any, said: str, tmp_path: Path) -> None:
+def test_bad_trace_line_raises_config_error_with_its_number(line: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_trace(written(tmp_path, line), ["desk"], {"desk": "{text}"})
-    assert said in str(caught.value) and "line 1" in str(caught.value)
+    assert message in str(caught.value) and "line 1" in str(caught.value)
 
 
 def test_missing_or_empty_trace_raises_config_error(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("engines:\n  llm: {kind: vllm, model: m}\n", "nothing says how fast engine 'llm' is"),
         ("engines:\n  mine: {factory: 'a.b:c'}\n", "nobody knows its speed"),
@@ -249,10 +249,10 @@ def test_a_cluster_is_read_from_a_pools_file(tmp_path: Path) -> None:
         ("engines:\n  llm: {kind: fake, options: {machine: cray}}\n", "no machine 'cray'"),
     ],
 )
-def test_incomplete_pool_file_raises_config_error_with_hint(text: str, said: str, tmp_path: Path) -> None:
+def test_incomplete_pool_file_raises_config_error_with_hint(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Cluster.read(yaml(tmp_path, text))
-    assert said in str(caught.value) and caught.value.hint
+    assert message in str(caught.value) and caught.value.hint
 
 
 def test_unknown_engine_or_policy_raises_registration_error() -> None:

@@ -22,8 +22,8 @@ ROLES = {"human": "user", "ai": "assistant"}
 
 def answer(prompt: Prompt) -> str:
     """What the fake model writes: a list that tells prompts apart."""
-    said = " / ".join(f"{m.role}: {m.content}" for m in prompt.messages)
-    return f"1. one for <{said}>\n2. two"
+    text = " / ".join(f"{m.role}: {m.content}" for m in prompt.messages)
+    return f"1. one for <{text}>\n2. two"
 
 
 class PoolChat(FakeListChatModel):

@@ -36,7 +36,7 @@ def shown(prompted: Prompted) -> list[str]:
     return [(part.variable and f"<{part.variable}>") or part.text for part in prompted.parts]
 
 
-def said(prompt: Any) -> list[tuple[str, str]]:
+def messages_of(prompt: Any) -> list[tuple[str, str]]:
     return [(m.type, m.content) for m in prompt.to_messages()]
 
 
@@ -61,9 +61,9 @@ def test_prompt_with_all_values_renders_as_the_template() -> None:
 def test_prompt_is_cut_off_after_the_first_unknown() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), RECORD)
     start = ("system", "Be brief. {literal}")
-    assert said(prompted.render({})) == [start, ("system", f"Context: {UNKNOWN}, {{braces}} in prose")]
+    assert messages_of(prompted.render({})) == [start, ("system", f"Context: {UNKNOWN}, {{braces}} in prose")]
     known = ("system", "Context: c, {braces} in prose")
-    assert said(prompted.render({"context": "c"})) == [start, known, ("human", UNKNOWN)]
+    assert messages_of(prompted.render({"context": "c"})) == [start, known, ("human", UNKNOWN)]
 
 
 def test_base_record_supplies_optional_variables() -> None:
@@ -74,15 +74,15 @@ def test_base_record_supplies_optional_variables() -> None:
     given = {"context": "c", "question": "q"}
     assert prompted.render({**given, BASE: base}) == CHAT.invoke({**base, **given})
     assert prompted.render({**given, BASE: {}}) == CHAT.invoke(given)
-    assert said(prompted.render(given))[-1] == ("system", f"Context: c, {{braces}} in {UNKNOWN}")
+    assert messages_of(prompted.render(given))[-1] == ("system", f"Context: c, {{braces}} in {UNKNOWN}")
 
 
 def test_unknown_messages_end_the_prompt() -> None:
     template = ChatPromptTemplate.from_messages([("system", "s"), MessagesPlaceholder("history"), ("human", "{q}")])
     prompted = bind_prompt(prompt_shape(template), Ref("x"))
     assert [(name, str(ref)) for name, ref in prompted.inputs] == [("history", "x.history"), ("q", "x.q")]
-    assert said(prompted.render({"q": "known"})) == [("system", "s"), ("human", UNKNOWN)]
-    assert said(prompted.render({"q": "k", "history": []})) == [("system", "s"), ("human", "k")]
+    assert messages_of(prompted.render({"q": "known"})) == [("system", "s"), ("human", UNKNOWN)]
+    assert messages_of(prompted.render({"q": "k", "history": []})) == [("system", "s"), ("human", "k")]
 
 
 def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
@@ -93,7 +93,7 @@ def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
     assert prompted.render({"q": {"q": "hi", "history": [("ai", "a")]}}) == template.invoke(
         {"q": "hi", "history": [("ai", "a")]}
     )
-    assert said(prompted.render({})) == [("human", UNKNOWN)]
+    assert messages_of(prompted.render({})) == [("human", UNKNOWN)]
 
 
 def test_plain_prompts_have_no_role_markers() -> None:
