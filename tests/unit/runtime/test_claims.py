@@ -242,9 +242,9 @@ def test_repeated_prefetch_failure_is_logged_once(
             run = pool.runtime.submit(Query({"text": "a"}), graph, {}, has_original=True)
             assert run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
             run.close()
-    [warning] = [one for one in caplog.records if "asked for again in its place" in one.getMessage()]
+    [warning] = [one for one in caplog.records if "was made again by the original" in one.getMessage()]
     assert warning.levelname == "WARNING" and "embedder" in warning.getMessage() and "failed" in warning.getMessage()
-    assert "Answers are unaffected" in warning.getMessage()
+    assert "Answers are the same" in warning.getMessage()
 
 
 def test_original_raises_the_error_of_a_repeated_failure() -> None:
