@@ -53,12 +53,12 @@ def served(pool: EnginePool, kind: K, engine: str, bad: list[Any], good: Any) ->
     assert pool.call(kind, engine, [good]).result(5)
 
 
-def test_on_the_fake_llm(pool: EnginePool) -> None:
+def test_fake_llm_fails_bad_requests_alone(pool: EnginePool) -> None:
     bad = [Generate(Prompt(text=text)) for text in BAD_TEXTS if text] + [Generate(None), "no payload"]  # type: ignore[arg-type]
     served(pool, K.PREFILLING, "llm", bad, chat("what?"))
 
 
-def test_on_the_fake_embedder(pool: EnginePool) -> None:
+def test_fake_embedder_fails_bad_requests_alone(pool: EnginePool) -> None:
     class Unsaid:
         """No text, and its length is nobody's business."""
 
@@ -67,12 +67,12 @@ def test_on_the_fake_embedder(pool: EnginePool) -> None:
     served(pool, K.EMBEDDING, "embedder", [EmbedText(t) for t in BAD_TEXTS[3:]] + [Unsaid()], EmbedText("x"))
 
 
-def test_on_the_fake_store(pool: EnginePool) -> None:
+def test_fake_store_fails_bad_requests_alone(pool: EnginePool) -> None:
     vectors: list[Any] = ["text", None, 7, [[1.0], [2.0]], ["1"], {"a": 1}, [None], object()]
     served(pool, K.SEARCHING, "store", [SearchVector("c", vector) for vector in vectors], SearchVector("c", [1.0] * 32))
 
 
-def test_in_a_batch_with_good_ones(pool: EnginePool) -> None:
+def test_bad_requests_of_a_batch_fail_and_good_ones_succeed(pool: EnginePool) -> None:
     handles = [pool.call(K.EMBEDDING, "embedder", [EmbedText(text)]) for text in ["a", *BAD_TEXTS[3:], "b"]]
     assert handles[0].result(5) and handles[-1].result(5)
     for handle in handles[1:-1]:
@@ -81,7 +81,7 @@ def test_in_a_batch_with_good_ones(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("passes", [(), DEFAULT_PASSES])
-def test_vectors_of_a_wrong_type_in_a_graph_end_their_query_only(passes: tuple[str, ...]) -> None:
+def test_vectors_of_wrong_type_fail_only_their_query(passes: tuple[str, ...]) -> None:
     """The embedder's answer leads to a search that cannot be named: this must not be the embedder's end."""
 
     class Odd(type(fake_engines()[1])):  # type: ignore[misc]
@@ -109,7 +109,7 @@ def test_vectors_of_a_wrong_type_in_a_graph_end_their_query_only(passes: tuple[s
 
 @pytest.mark.models
 @pytest.mark.parametrize("kind", [K.EMBEDDING, K.RERANKING], ids=lambda kind: kind.value)
-def test_on_the_real(kind: K) -> None:
+def test_real_embedder_and_reranker_fail_bad_requests_alone(kind: K) -> None:
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 
     embeds = kind is K.EMBEDDING
@@ -139,7 +139,7 @@ def test_on_the_real(kind: K) -> None:
 
 
 @pytest.mark.vllm
-def test_on_vllm(session_llm: SessionLlm) -> None:
+def test_vllm_engine_fails_bad_requests_alone(session_llm: SessionLlm) -> None:
     async def check() -> None:
         heard = Heard()
         one = port(session_llm.engine, heard)
@@ -175,7 +175,7 @@ class _Unreadable(str):
         return _gone, ()
 
 
-async def test_at_an_replica_of_a_shared_pool() -> None:
+async def test_replica_of_shared_pool_fails_bad_requests_alone() -> None:
     """Its host only estimates sizes: what is wrong with a payload is found where the engine is."""
     from teola_plugin.cluster.host.replica_host import ReplicaHost
     from teola_plugin.cluster.wire import pack, unpack

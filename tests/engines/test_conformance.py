@@ -184,7 +184,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_suite_finds_an_engine_that(rule: str) -> None:
+def test_suite_fails_an_engine_that_breaks_a_rule(rule: str) -> None:
     made: list[Broken] = []
 
     class Suite(Conformance):
@@ -246,7 +246,7 @@ VERSION_RULES = {
 
 
 @pytest.mark.parametrize("rule", VERSION_RULES)
-def test_the_suite_finds_a_store_that(rule: str) -> None:
+def test_suite_fails_a_store_that_breaks_a_version_rule(rule: str) -> None:
     class Suite(Conformance, StoreConformance):
         def run(self, work: Any) -> Any:
             return run_virtual(work)

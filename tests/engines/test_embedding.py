@@ -74,7 +74,7 @@ async def test_a_bad_text_fails_alone(engine, bad):
     assert isinstance(failed, Failed) and not failed.error.retryable and failed.error.engine == engine.name
 
 
-async def test_a_large_mixed_batch_is_what_sentence_transformers_gives(engine):
+async def test_large_mixed_batch_equals_sentence_transformers(engine):
     from sentence_transformers import SentenceTransformer
 
     plain = SentenceTransformer(packaged_minilm(), device="cpu")
@@ -85,7 +85,7 @@ async def test_a_large_mixed_batch_is_what_sentence_transformers_gives(engine):
         np.testing.assert_allclose(end.value, plain.encode(text, show_progress_bar=False), atol=1e-5)
 
 
-async def test_prompts_keep_the_roles_apart():
+async def test_prompts_are_added_by_role():
     from sentence_transformers import SentenceTransformer
 
     plain = SentenceTransformer(packaged_minilm(), device="cpu")
@@ -98,7 +98,7 @@ async def test_prompts_keep_the_roles_apart():
     np.testing.assert_allclose(again.value, query.value, atol=1e-6)
 
 
-async def test_the_loop_runs_on_while_the_model_computes(engine):
+async def test_event_loop_stays_responsive_while_model_computes(engine):
     turns = 0
 
     async def count() -> None:
@@ -124,7 +124,7 @@ async def test_cancel_ends_a_request_before_its_batch_is_computed(engine):
     assert len(rest) == 39 and all(isinstance(result, Done) for result in rest)
 
 
-async def test_stop_fails_what_is_in_flight():
+async def test_stop_fails_requests_in_flight():
     engine = EmbeddingEngine(cores="0")
     await engine.start()
     running = asyncio.create_task(embed(engine, [EmbedText(text) for text in texts(40)]))
@@ -133,12 +133,12 @@ async def test_stop_fails_what_is_in_flight():
     assert all(isinstance(end.error, EngineUnavailable) and end.error.retryable for end in await running)
 
 
-async def test_an_id_in_flight_is_refused(engine):
+async def test_request_id_already_in_flight_is_refused(engine):
     results = [result async for result in engine.execute([request(1, EmbedText("a")), request(1, EmbedText("b"))])]
     assert sorted(type(result).__name__ for result in results) == ["Done", "Failed"]
 
 
-async def test_a_missing_model_says_so(tmp_path: Path):
+async def test_missing_model_raises_with_its_path(tmp_path: Path):
     engine = EmbeddingEngine("lost", tmp_path / "nowhere", options={"local_files_only": True})
     with pytest.raises(EngineUnavailable, match="nowhere") as caught:
         await engine.start()
@@ -158,7 +158,7 @@ async def test_measure_fills_the_profile(engine):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-async def test_pinning_stays_in_the_thread():
+async def test_core_pinning_is_limited_to_its_thread():
     import torch
 
     before, mask = torch.get_num_threads(), os.sched_getaffinity(0)
@@ -172,7 +172,7 @@ async def test_pinning_stays_in_the_thread():
 @pytest.mark.parametrize(
     ("given", "cores"), [(None, ()), ("", ()), ("3", (3,)), ("0-2,5", (0, 1, 2, 5)), ([2, 1, 2], (1, 2))]
 )
-def test_cores(given, cores):
+def test_core_lists_are_parsed(given, cores):
     assert parse_cores(given) == cores
 
 

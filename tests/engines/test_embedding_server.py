@@ -130,7 +130,7 @@ class TestTeiForm(RerankingConformance):
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-async def test_vectors_are_those_of_the_server(stub: EmbeddingStub, encoding: Any) -> None:
+async def test_engine_returns_vectors_of_the_server(stub: EmbeddingStub, encoding: Any) -> None:
     engine = EmbeddingServer(base_url=stub.base_url, encoding=encoding)
     vectors = await started(engine, *map(EmbedText, TEXTS))
     assert [vector.tolist() for vector in vectors] == [vector_of(text) for text in TEXTS]
@@ -138,7 +138,7 @@ async def test_vectors_are_those_of_the_server(stub: EmbeddingStub, encoding: An
     assert engine.versions()["model"] == MODEL
 
 
-async def test_requests_that_wait_together_are_one_http_request(stub: EmbeddingStub) -> None:
+async def test_waiting_requests_are_merged_into_one_http_request(stub: EmbeddingStub) -> None:
     engine = EmbeddingServer(base_url=stub.base_url)
     await engine.start()
     try:
@@ -158,7 +158,7 @@ async def test_no_http_request_has_more_inputs_than_the_limit(stub: EmbeddingStu
     assert sorted(map(len, stub.inputs)) == [2, 3, 3]
 
 
-async def test_what_waits_for_a_connection_goes_together(stub: EmbeddingStub) -> None:
+async def test_requests_waiting_for_a_connection_are_merged(stub: EmbeddingStub) -> None:
     stub.delay_s = 0.05
     engine = EmbeddingServer(base_url=stub.base_url, max_connections=1)
     await engine.start()
@@ -186,7 +186,7 @@ async def test_prompts_and_dimensions_are_sent(stub: EmbeddingStub) -> None:
     assert engine.prompt_of("query") == "query: "
 
 
-async def test_tei_says_its_model_and_how_many_inputs_it_takes() -> None:
+async def test_tei_server_reports_model_and_input_limit() -> None:
     with embedding_stub("tei") as stub:
         engine = EmbeddingServer(base_url=stub.base_url)
         await started(engine, *(EmbedText(str(number)) for number in range(6)))
@@ -194,7 +194,7 @@ async def test_tei_says_its_model_and_how_many_inputs_it_takes() -> None:
     assert sorted(map(len, stub.inputs)) == [2, 4]
 
 
-async def test_llama_cpp_says_its_dimension() -> None:
+async def test_llama_cpp_server_reports_its_dimension() -> None:
     with embedding_stub("llama.cpp") as stub:
         engine = EmbeddingServer(base_url=stub.base_url)
         await engine.start()
@@ -203,7 +203,7 @@ async def test_llama_cpp_says_its_dimension() -> None:
 
 
 @pytest.mark.parametrize(("form", "version"), [("cohere", "/v2"), ("vllm", "/v1"), ("tei", ""), ("tei", "/v1")])
-async def test_scores_are_those_of_the_server(form: Any, version: str) -> None:
+async def test_engine_returns_scores_of_the_server(form: Any, version: str) -> None:
     pairs = [ScorePair(query, text) for query in ("one", "two") for text in TEXTS]
     with embedding_stub(form) as stub:
         base_url = stub.url if form == "tei" else f"{stub.url}{version}"
@@ -216,7 +216,7 @@ async def test_scores_are_those_of_the_server(form: Any, version: str) -> None:
 # ------------------------------------------------------------ requests of clients
 
 
-async def test_a_clients_request_alone_is_sent_as_it_is(stub: EmbeddingStub) -> None:
+async def test_single_client_request_is_forwarded_unchanged(stub: EmbeddingStub) -> None:
     [answer] = await started(EmbeddingServer(base_url=stub.base_url), carried("one text", key="k", user="me"))
     body = {"input": "one text", "model": MODEL, "encoding_format": "float", "user": "me"}
     assert stub.log == [("/v1/embeddings", body)]
@@ -256,7 +256,7 @@ async def test_a_refusal_reaches_only_the_client_whose_input_is_refused(stub: Em
     assert stub.inputs == [["a", "refuse"], ["a"], ["refuse"]]
 
 
-async def test_a_client_decides_what_follows_a_429(stub: EmbeddingStub) -> None:
+async def test_carried_request_is_not_retried_after_429(stub: EmbeddingStub) -> None:
     stub.replace = lambda path, body: (429, {"retry-after": "0"}, {"error": {"message": "slow down"}})
     [error] = await started(EmbeddingServer(base_url=stub.base_url), carried(["a"]))
     assert isinstance(error, EngineError)
@@ -289,7 +289,9 @@ def _reply_with(vectors: list[Any]) -> Any:
         ([[1.0], ["a"]], "an embedding is neither a list of numbers nor float32 in base64"),
     ],
 )
-async def test_a_reply_that_is_no_answer_is_an_error(stub: EmbeddingStub, vectors: list[Any], message: str) -> None:
+async def test_malformed_embedding_reply_fails_the_request(
+    stub: EmbeddingStub, vectors: list[Any], message: str
+) -> None:
     stub.replace = _reply_with(vectors)
     errors = await started(EmbeddingServer(base_url=stub.base_url), EmbedText("a"), EmbedText("b"))
     assert all(message in str(error) for error in errors)
@@ -297,7 +299,7 @@ async def test_a_reply_that_is_no_answer_is_an_error(stub: EmbeddingStub, vector
     assert len(stub.log) == 1
 
 
-async def test_another_dimension_than_before_is_an_error(stub: EmbeddingStub) -> None:
+async def test_vectors_of_unexpected_dimension_fail_the_request(stub: EmbeddingStub) -> None:
     engine = EmbeddingServer(base_url=stub.base_url, dimensions=8)
     stub.replace = _reply_with([[1.0, 2.0]])
     [error] = await started(engine, EmbedText("a"))
@@ -322,14 +324,14 @@ async def test_vectors_are_ordered_by_their_index(stub: EmbeddingStub) -> None:
         ([{"index": 0, "relevance_score": "high"}], "the score 'high'"),
     ],
 )
-async def test_scores_that_are_no_answer_are_an_error(stub: EmbeddingStub, results: Any, message: str) -> None:
+async def test_malformed_scores_fail_the_request(stub: EmbeddingStub, results: Any, message: str) -> None:
     stub.replace = lambda path, body: (200, {}, {"results": results})
     engine = RerankingServer(base_url=stub.base_url, model=MODEL)
     errors = await started(engine, ScorePair("q", "a"), ScorePair("q", "b"))
     assert all(message in str(error) for error in errors)
 
 
-async def test_a_server_that_is_busy_is_asked_again_when_it_says(stub: EmbeddingStub) -> None:
+async def test_busy_server_is_retried_after_its_delay(stub: EmbeddingStub) -> None:
     refusals = iter([(429, {"retry-after-ms": "20"}, {}), (503, {"retry-after-ms": "20"}, {})])
     stub.replace = lambda path, body: next(refusals, None)
     [vector] = await started(EmbeddingServer(base_url=stub.base_url), EmbedText("a"))
@@ -337,7 +339,7 @@ async def test_a_server_that_is_busy_is_asked_again_when_it_says(stub: Embedding
     assert len(stub.log) == 3
 
 
-async def test_a_server_that_stays_busy_is_an_error(stub: EmbeddingStub) -> None:
+async def test_request_fails_if_server_stays_busy(stub: EmbeddingStub) -> None:
     stub.replace = lambda path, body: (429, {"retry-after-ms": "1"}, {"error": {"message": "slow down"}})
     [error] = await started(EmbeddingServer(base_url=stub.base_url), EmbedText("a"))
     assert "slow down" in str(error)
@@ -378,17 +380,17 @@ async def test_a_cancelled_request_closes_its_http_request(stub: EmbeddingStub) 
         await asyncio.wait_for(engine.stop(), 1)
 
 
-async def test_another_model_is_named(stub: EmbeddingStub) -> None:
+async def test_wrong_model_raises_with_the_served_ones(stub: EmbeddingStub) -> None:
     with pytest.raises(EngineUnavailable, match=f"does not serve 'nope'; it has: {MODEL}"):
         await EmbeddingServer(base_url=stub.base_url, model="nope").start()
 
 
-async def test_a_server_that_names_no_model_needs_one() -> None:
+async def test_server_without_model_list_requires_a_model_name() -> None:
     with embedding_stub("cohere") as stub, pytest.raises(EngineUnavailable, match="does not say which model it serves"):
         await RerankingServer(base_url=f"{stub.url}/v2").start()
 
 
-async def test_no_server_at_the_address() -> None:
+async def test_start_without_a_server_raises() -> None:
     with pytest.raises(EngineUnavailable, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
         await EmbeddingServer(base_url="http://127.0.0.1:9/v1").start()
 
@@ -404,12 +406,12 @@ async def test_no_server_at_the_address() -> None:
         ({"prompts": {"passage": "p"}}, "prompts has passage"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EmbeddingServer(**{"base_url": "http://localhost/v1", **options})
 
 
-def test_engines_of_a_file() -> None:
+def test_engines_are_created_from_a_pool_file() -> None:
     text = """
 engines:
   embedder: {kind: embedding_server, base_url: "http://localhost:1/v1", model: m, options: {encoding: base64}}
@@ -423,12 +425,12 @@ engines:
     assert (reranker.base_url, reranker.model, reranker.form) == ("http://localhost:2", "r", "tei")
 
 
-def test_forms_that_do_not_exist() -> None:
+def test_unknown_server_forms_raise() -> None:
     with pytest.raises(ConfigError, match="form is 'jina'"):
         RerankingServer(base_url="http://localhost/v1", form="jina")  # type: ignore[arg-type]
 
 
-def test_keys_are_shown_nowhere() -> None:
+def test_api_keys_are_not_in_repr() -> None:
     payload = carried(["a"], key="secret-key")
     assert "secret" not in repr(payload)
     assert pickle.loads(pickle.dumps(payload)) == payload

@@ -103,7 +103,7 @@ def value(found: Timed, name: str) -> Any:
 # ------------------------------------------------------------ LLM: latencies
 
 
-def test_every_token_comes_when_the_profile_says() -> None:
+def test_token_times_follow_the_profile() -> None:
     [found] = together(collect(llm(), [generate("a", words(100), stream=True)]))
     pieces = [(at, piece) for at, piece in found if isinstance(piece, Piece)]
     assert [at for at, _ in pieces] == pytest.approx([100 * PREFILL + DECODE * (i + 1) for i in range(10)])
@@ -113,19 +113,19 @@ def test_every_token_comes_when_the_profile_says() -> None:
     assert ends(found)["a"][0] == pieces[-1][0]
 
 
-def test_without_a_reader_there_are_no_pieces_and_the_end_is_the_same() -> None:
+def test_request_without_reader_sends_no_pieces_and_ends_on_time() -> None:
     [found] = together(collect(llm(), [generate("a", words(100))]))
     assert len(found) == 1
     assert found[0][0] == pytest.approx(100 * PREFILL + 10 * DECODE)
 
 
-def test_it_tells_the_first_token_without_a_reader_where_that_is_wanted() -> None:
+def test_first_token_is_reported_without_reader_by_default() -> None:
     telling = FakeLLM("llm", MACHINE["llm"], lambda p, _: answer_words(p.flat(), 10))
     [found] = together(collect(telling, [generate("a", words(100))]))
     assert [at for at, _ in found] == pytest.approx([100 * PREFILL + DECODE, 100 * PREFILL + 10 * DECODE])
 
 
-def test_prefillings_take_turns_and_decodings_run_side_by_side() -> None:
+def test_prefillings_are_serial_and_decodings_concurrent() -> None:
     calm = FakeLLM("llm", replace(MACHINE["llm"], interference=0.0), lambda p, _: answer_words(p.flat(), 10), **QUIET)
     [found] = together(collect(calm, [generate(n, words(200, n)) for n in "abc"]))
     expected = [200 * PREFILL * (i + 1) + 10 * DECODE for i in range(3)]
@@ -148,7 +148,7 @@ def test_requests_beyond_the_limit_wait_for_a_slot() -> None:
     assert [at for at, _ in found] == pytest.approx([0.035 + 0.285, 2 * (0.035 + 0.285)])
 
 
-def test_background_prefilling_lets_others_in_between_its_chunks() -> None:
+def test_background_prefilling_yields_between_chunks() -> None:
     warm = Request("w", K.PARTIAL_PREFILLING, Warmup(Prompt(text=words(1024, "w"))), background=True)
     engine = llm()
     slow, quick = together(collect(engine, [warm]), collect(engine, [generate("a", words(100))], delay=0.01))
@@ -157,7 +157,7 @@ def test_background_prefilling_lets_others_in_between_its_chunks() -> None:
     assert slow[0][0] == pytest.approx((256 + 100) * PREFILL + 768 * PREFILL * TOGETHER)
 
 
-def test_in_real_time_the_latency_does_not_drift() -> None:
+def test_real_time_latency_does_not_drift() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -205,7 +205,7 @@ def test_cache_is_per_tenant_and_reset_empties_it() -> None:
     assert run_virtual(main()) == [0, 0, 144, 0]
 
 
-def test_the_least_recently_used_blocks_go_first() -> None:
+def test_least_recently_used_blocks_are_evicted_first() -> None:
     engine = llm(cache_tokens=320)
 
     async def cached(seed: str) -> int:
@@ -269,7 +269,7 @@ def test_bad_requests_fail_alone() -> None:
 # ------------------------------------------------------------ batch engines
 
 
-def test_a_batch_lasts_as_long_as_its_size_and_static_batches_take_turns() -> None:
+def test_static_batches_are_serial_and_last_by_their_size() -> None:
     engine = FakeEmbedder("e", MACHINE["embedder"])
     first, second = together(collect(engine, embeds(*map(str, range(128)))), collect(engine, embeds("x")))
     assert [at for at, _ in first] == pytest.approx([0.022 + 0.00115 * 128] * 128)
@@ -295,7 +295,7 @@ def test_reranking_prefers_shared_words() -> None:
     assert found[0][0] == pytest.approx(0.03 + 0.0014 * 3)
 
 
-def test_a_mind_of_its_own_leans_to_the_embedder() -> None:
+def test_own_scores_of_fake_reranker_correlate_with_embedder() -> None:
     texts = [words(20, str(i)) for i in range(200)]
     own = {text: own_score("what do lambs eat", text) for text in texts}
     assert own == {text: own_score("what do lambs eat", text) for text in texts}, "a pure function"
@@ -316,7 +316,7 @@ def search(text: str, **options: Any) -> Request:
     return Request(f"search {text}", K.SEARCHING, SearchVector("docs", embed_words(text), **options))
 
 
-async def test_the_store_finds_keeps_versions_and_forgets() -> None:
+async def test_fake_store_searches_versions_and_deletes_rows() -> None:
     store = FakeStore()
     rows = [
         row("1", "lambs eat oats", kind="farm"),
@@ -341,7 +341,7 @@ async def test_the_store_finds_keeps_versions_and_forgets() -> None:
     assert value(await collect(store, [search("ivy")]), "search ivy") == ()
 
 
-def test_a_row_is_visible_only_once_it_is_in() -> None:
+def test_row_is_searchable_only_after_its_ingestion() -> None:
     store = FakeStore("s", MACHINE["store"])
     late = replace(search("oats"), id="late")
     _, early, after = together(
@@ -377,7 +377,7 @@ def test_a_failing_request_fails_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_raising_batch_raises_and_leaves_nothing_behind(name: str) -> None:
+def test_raising_batch_leaves_no_requests_behind(name: str) -> None:
     engine, batch = make(name, Faults(raise_on=bad))
 
     async def main() -> None:
@@ -423,7 +423,7 @@ def test_a_hanging_request_ends_when_it_is_cancelled(name: str) -> None:
     assert isinstance(result, Failed) and not result.error.retryable
 
 
-def test_slow_is_a_factor_on_everything() -> None:
+def test_slow_fault_multiplies_all_latencies() -> None:
     [found] = together(collect(llm(faults=Faults(slow=3)), [generate("a", words(100))]))
     assert found[0][0] == pytest.approx(3 * (100 * PREFILL + 10 * DECODE))
     [found] = together(collect(FakeEmbedder("e", MACHINE["embedder"], faults=Faults(slow=2)), embeds("x")))
@@ -444,7 +444,7 @@ def test_cancelling_frees_the_engine_at_once() -> None:
     assert after[0][0] == pytest.approx(0.01 + 0.02315)
 
 
-def test_leaving_a_stream_frees_its_slot() -> None:
+def test_closing_a_stream_frees_its_slot() -> None:
     engine = llm()
 
     async def main() -> None:
@@ -466,7 +466,7 @@ async def test_the_fakes_are_engines_that_start_and_stop_twice(engine: FakeEngin
     assert engine.profile is profiles.noop()[engine.name] or engine.profile == profiles.noop()[engine.name]
 
 
-def test_what_the_embedder_and_the_reranker_say() -> None:
+def test_fake_embedder_and_reranker_use_the_answer_function() -> None:
     told = FakeEmbedder(dimension=2, answer=lambda text, role: [len(text), role == "document"])
     asked = [EmbedText("abc"), EmbedText("abc", "document")]
     found = run_virtual(collect(told, [Request(str(i), K.EMBEDDING, one) for i, one in enumerate(asked)]))
@@ -476,7 +476,7 @@ def test_what_the_embedder_and_the_reranker_say() -> None:
     assert repr([value(found, "0"), value(found, "1")]) == "[1.0, 0.0]"
 
 
-def test_an_answer_that_cannot_be_fails_its_request_alone() -> None:
+def test_invalid_answer_fails_only_its_request() -> None:
     def answer(text: str, role: str) -> Sequence[float]:
         if text == "raises":
             raise LookupError("nothing is known of it")
@@ -489,7 +489,7 @@ def test_an_answer_that_cannot_be_fails_its_request_alone() -> None:
         assert isinstance(end, Failed) and says in str(end.error)
 
 
-def test_a_machine_that_is_a_quarter_as_slow() -> None:
+def test_scaled_profile_divides_all_times_and_keeps_limits() -> None:
     machine = profiles.rtx3090()
     for name, profile in profiles.scaled(machine, 0.25).items():
         assert profile == machine[name].scaled(0.25)

@@ -29,7 +29,7 @@ def searching(name: str) -> Request:
     return Request(f"search {name}", K.SEARCHING, SearchVector("docs", (1.0, 2.0)))
 
 
-def test_hits_and_version_are_of_one_moment() -> None:
+def test_hits_and_version_come_from_the_same_snapshot() -> None:
     """A deletion while the search is under way changes neither, and the version tells that the hits are old."""
 
     async def check() -> None:
@@ -46,7 +46,7 @@ def test_hits_and_version_are_of_one_moment() -> None:
     run_virtual(check())
 
 
-def test_a_store_that_cannot_tell_versions() -> None:
+def test_store_without_versions_returns_none() -> None:
     async def check() -> None:
         store = FakeStore(faults=Faults(no_version=True))
         await one(store, row("a"))
@@ -56,7 +56,7 @@ def test_a_store_that_cannot_tell_versions() -> None:
     run_virtual(check())
 
 
-def test_two_stores_and_two_lives_have_no_version_in_common() -> None:
+def test_versions_of_stores_and_recreated_collections_all_differ() -> None:
     async def check() -> None:
         found: list[Version | None] = []
         for store in (FakeStore(), FakeStore()):

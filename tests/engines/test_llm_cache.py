@@ -68,7 +68,7 @@ class Cache:
         return self.held.take()
 
 
-def test_stored_blocks_are_the_beginning_of_a_known_prompt() -> None:
+def test_stored_blocks_are_mapped_to_the_known_prompt() -> None:
     cache = Cache()
     names = cache.expect("abcdefghijkl")
     assert cache.store("abcdefgh") == (PrefixStored(names[:4]),)
@@ -76,7 +76,7 @@ def test_stored_blocks_are_the_beginning_of_a_known_prompt() -> None:
     assert cache.store("abcdefgh") == (PrefixStored(names[:4]),), "found again"
 
 
-def test_blocks_that_go_one_by_one_are_one_piece_of_news() -> None:
+def test_evicted_blocks_are_merged_into_one_event() -> None:
     cache = Cache()
     names = cache.expect("abcdefghijkl")
     cache.store("abcdefghijkl")
@@ -85,7 +85,7 @@ def test_blocks_that_go_one_by_one_are_one_piece_of_news() -> None:
     assert cache.forget("abcd", "never seen") == ()
 
 
-def test_text_that_another_prompt_shares_is_not_forgotten_with_one_of_them() -> None:
+def test_shared_text_stays_known_until_both_prompts_are_evicted() -> None:
     """They part within a block of tokens: each has a block of its own for text that both have."""
     cache = Cache()
     one, two = cache.expect("abcdefgh"), cache.expect("abcdefxy")
@@ -96,7 +96,7 @@ def test_text_that_another_prompt_shares_is_not_forgotten_with_one_of_them() -> 
     assert cache.forget("abcdefxy") == (PrefixRemoved(two[:3], 2),)
 
 
-def test_an_answer_is_named_when_a_later_prompt_contains_it() -> None:
+def test_cached_answer_is_reported_once_a_prompt_contains_it() -> None:
     cache = Cache()
     cache.expect("abcd")
     cache.store("abcd")
@@ -106,7 +106,7 @@ def test_an_answer_is_named_when_a_later_prompt_contains_it() -> None:
     assert cache.forget("abcdefgh") == (PrefixRemoved(names[:3], 2),)
 
 
-def test_tenants_and_lost_news() -> None:
+def test_tenants_are_separate_and_unknown_blocks_are_ignored() -> None:
     cache = Cache()
     mine, yours = cache.expect("abcd", "me"), cache.expect("abcd", "you")
     assert cache.store("abcd", tenant="you") == (PrefixStored(yours),) and mine != yours
@@ -123,7 +123,7 @@ def chat(text: str) -> Prompt:
     return Prompt((Message("system", " Be brief. "), Message("user", text), Message("assistant", "Yes?")), tools="[]")
 
 
-async def test_blocks_end_where_their_text_ends_whatever_follows() -> None:
+async def test_block_ends_of_a_shared_prefix_are_equal() -> None:
     """Two prompts that share tokens agree on the text of these; a template's own words belong to nobody's text."""
     tokens = PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
     source = random.Random(3)
@@ -144,7 +144,7 @@ async def test_blocks_end_where_their_text_ends_whatever_follows() -> None:
         assert text.rstrip("\ufffd").endswith(one.prompt.flat()[at - 6 : at])
 
 
-async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() -> None:
+async def test_prompt_with_unknown_slot_names_only_blocks_before_it() -> None:
     tokens = PromptTokens(transformers.AutoTokenizer.from_pretrained(tiny_llama.make()))
     known, whole = (
         await tokens.encode_prefix(chat("one two " * 20 + UNKNOWN)),
@@ -158,7 +158,7 @@ async def test_of_a_prompt_with_an_unknown_slot_only_what_is_known_is_named() ->
 # ---------------------------------------------------------------- up to placement
 
 
-async def test_news_of_an_replica_reach_its_scheduler() -> None:
+async def test_cache_events_of_a_replica_reach_the_router() -> None:
     engines = [next(e for e in fake_engines(rtx3090()) if e.name == "llm") for _ in range(2)]
     for engine in engines:
         engine.on_prefix_events = None  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ async def test_news_of_an_replica_reach_its_scheduler() -> None:
     assert not list(router.index.runs())
 
 
-def test_only_several_replicas_tell_what_they_cache_unless_somebody_decided() -> None:
+def test_cache_events_are_enabled_only_for_several_replicas() -> None:
     one, two, no = (VllmEngine("llm", "model", tell_cache=said) for said in (None, None, False))
     request_prefix_events([one])
     assert one.tell_cache is None
@@ -210,7 +210,7 @@ async def told(news: list[object], kind: type) -> None:
 
 
 @pytest.mark.vllm
-def test_vllm_tells_what_it_stores_and_that_it_is_emptied(session_llm: SessionLlm) -> None:
+def test_vllm_reports_stored_blocks_and_cache_reset(session_llm: SessionLlm) -> None:
     prompt, engine = chat(text(1, 200)), session_llm.engine
     names = block_hashes(prompt.flat())
     news: list[object] = []
@@ -240,7 +240,7 @@ def test_vllm_tells_what_it_stores_and_that_it_is_emptied(session_llm: SessionLl
 
 @pytest.mark.vllm
 @pytest.mark.long
-def test_what_placement_believes_is_what_vllm_finds(session_llm: SessionLlm) -> None:
+def test_cache_predicted_by_placement_matches_vllm(session_llm: SessionLlm) -> None:
     """A cache of 2,048 tokens and prompts of some 600, half of them with one beginning: most have to go."""
     args = {"dtype": "float32", "num_gpu_blocks_override": 65, "max_model_len": 1024, "block_size": 32}
     engine = VllmEngine("small", tiny_llama.make(), engine_args=args, cores="1", tell_cache=True)

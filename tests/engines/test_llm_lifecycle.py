@@ -40,11 +40,11 @@ asyncio.run(main())
 """
 
 
-def test_the_engine_follows_the_seam() -> None:
+def test_vllm_engine_implements_the_engine_interface() -> None:
     assert isinstance(VllmEngine("llm", "model"), Engine)
 
 
-async def test_it_is_unavailable_before_it_starts() -> None:
+async def test_engine_is_unavailable_before_start() -> None:
     engine = VllmEngine("llm", "model")
     request = Request("r", PrimitiveKind.PREFILLING, Generate(Prompt(text="x")))
     (failed,) = [result async for result in engine.execute([request])]
@@ -60,17 +60,17 @@ async def test_it_is_unavailable_before_it_starts() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0.0"])
-def test_other_versions_are_refused(version: str) -> None:
+def test_unsupported_vllm_versions_raise(version: str) -> None:
     with pytest.raises(EngineUnavailable, match=r"needs >=0\.26,<0\.33"):
         llm_args._check_version(version, "llm")
 
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.32.0+cpu", "dev"])
-def test_known_versions_pass(version: str) -> None:
+def test_supported_vllm_versions_are_accepted(version: str) -> None:
     llm_args._check_version(version, "llm")
 
 
-async def test_without_vllm_the_hint_is_the_command(tmp_path: Path) -> None:
+async def test_missing_vllm_raises_with_the_install_command(tmp_path: Path) -> None:
     """In a Python that sees this package only."""
     code = "from teola_plugin.engines.vllm import args; args.check_installed('llm')"
     package = Path(llm_args.__file__).parents[3]
@@ -84,7 +84,7 @@ async def test_without_vllm_the_hint_is_the_command(tmp_path: Path) -> None:
     assert "EngineUnavailable: vLLM is not installed." in ran.stderr and "pip install" in ran.stderr
 
 
-def test_the_callers_environment_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_caller_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     before = dict(os.environ)
     env = llm_args.environment(str(tmp_path), "0-1", tmp_path)
@@ -93,14 +93,14 @@ def test_the_callers_environment_stays_as_it_is(tmp_path: Path, monkeypatch: pyt
     assert "HF_HUB_OFFLINE" not in llm_args.environment("org/model", None, tmp_path) or "HF_HUB_OFFLINE" in before
 
 
-def test_the_users_arguments_win() -> None:
+def test_arguments_of_the_user_override_defaults() -> None:
     args = llm_args.engine_args("m", {"block_size": 64, "max_model_len": 10}, cpu=True)
     assert (args["block_size"], args["max_model_len"], args["enable_prefix_caching"]) == (64, 10, True)
     assert "enforce_eager" not in llm_args.engine_args("m", {}, cpu=False)
 
 
 @pytest.mark.vllm
-async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+async def test_missing_model_raises_with_the_log_path(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     engine = VllmEngine("llm", tmp_path / "model", log=tmp_path / "log")
     with pytest.raises(EngineUnavailable, match="did not start") as caught:
@@ -121,7 +121,7 @@ async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         pytest.param("started", "exits", marks=pytest.mark.long),
     ],
 )
-def test_nothing_outlives_the_interpreter(when: str, how: str, tmp_path: Path) -> None:
+def test_no_process_survives_the_interpreter(when: str, how: str, tmp_path: Path) -> None:
     """Also the proof that a script without a `__main__` guard works."""
     command = [sys.executable, "-c", SCRIPT, str(tiny_llama.make()), when, how]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -148,7 +148,7 @@ def test_nothing_outlives_the_interpreter(when: str, how: str, tmp_path: Path) -
         ("0-1|2-3", {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}),
     ],
 )
-def test_what_cores_set(cores: str | None, expected: dict[str, str]) -> None:
+def test_cores_set_environment_variables(cores: str | None, expected: dict[str, str]) -> None:
     assert llm_args.core_variables(cores) == expected
 
 
@@ -157,7 +157,7 @@ def test_what_cores_set(cores: str | None, expected: dict[str, str]) -> None:
     ("cores", "args", "in_one"),
     [("0", {}, True), ("0", {"tensor_parallel_size": 2}, False), ("0|1", {}, False), ("auto", {}, False)],
 )
-def test_only_what_is_started_meanwhile_stays_on_the_cores(
+def test_pinning_ends_with_the_start_of_the_engine(
     cores: str, args: dict[str, int], in_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)

@@ -59,7 +59,7 @@ async def heard(llm: SessionLlm, request: Request, listen_after: int | None = No
     return pieces, ended[0]
 
 
-def test_what_nobody_reads_is_told_of_twice(session_llm: SessionLlm) -> None:
+def test_unread_request_sends_first_piece_and_end_only(session_llm: SessionLlm) -> None:
     request = asked(CASES["greedy"])
     [first], done = session_llm.run(heard(session_llm, request))
     streamed, same = session_llm.run(heard(session_llm, replace(asked(CASES["greedy"]), stream=True)))
@@ -71,7 +71,7 @@ def test_what_nobody_reads_is_told_of_twice(session_llm: SessionLlm) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_who_comes_late_reads_all_of_it(session_llm: SessionLlm, case: Sampling) -> None:
+def test_late_reader_gets_the_whole_stream(session_llm: SessionLlm, case: Sampling) -> None:
     _, same = session_llm.run(heard(session_llm, replace(asked(case), stream=True)))
     for after in (0, 1, 5):
         pieces, done = session_llm.run(heard(session_llm, asked(case), after))

@@ -52,7 +52,7 @@ def order(waiting: list[Waiting], running: list[Waiting], late: list[Waiting] | 
     return taken
 
 
-def test_a_query_whose_deeper_work_runs_has_had_its_turn() -> None:
+def test_query_with_deeper_request_running_yields_to_others() -> None:
     """Figure 7 of the paper, with A running: H before B."""
     a, b = wait("A", "q1", 3), wait("B", "q1", 1)
     g, h = wait("G", "q2", 1), wait("H", "q2", 3)
@@ -60,13 +60,13 @@ def test_a_query_whose_deeper_work_runs_has_had_its_turn() -> None:
     assert order([b, g, h], []) == ["B", "H", "G"], "by priority alone B, G, H"
 
 
-def test_gangs_wait_for_answers_and_warm_ups_for_both() -> None:
+def test_latency_requests_precede_throughput_and_background() -> None:
     warm_up, maps = wait("w", "q0", 9, "background"), [wait(f"m{i}", "q1", 5, "throughput") for i in range(2)]
     other = Waiting(next(_numbers), "from elsewhere")
     assert order([warm_up, *maps, other, wait("answer", "q2", 0)], []) == ["from elsewhere", "answer", "m0", "m1", "w"]
 
 
-def test_nobody_is_passed_for_ever() -> None:
+def test_waiting_request_is_overtaken_a_limited_number_of_times() -> None:
     gang = wait("m", "q1", 5, "throughput")
     taken = order([gang], [], [wait(f"a{i}", f"late{i}", 0) for i in range(3 * PATIENCE)])
     assert taken[0] == "m", "nobody else was there"
@@ -76,7 +76,7 @@ def test_nobody_is_passed_for_ever() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.32.0", "unknown"])
-def test_an_untested_vllm_is_refused_only_if_its_scheduler_is_replaced(version: str) -> None:
+def test_untested_vllm_raises_only_with_scheduler_option(version: str) -> None:
     with pytest.raises(ConfigError, match=rf"tested with vLLM 0.32; {version} is installed") as refused:
         llm_scheduler.check("topology", version, "llm")
     assert "leave `scheduler` out" in str(refused.value)
@@ -84,13 +84,13 @@ def test_an_untested_vllm_is_refused_only_if_its_scheduler_is_replaced(version: 
     llm_scheduler.check("", version, "llm")
 
 
-async def test_an_unknown_scheduler_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_scheduler_raises_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teola_plugin.engines.vllm.args.check_installed", lambda engine: "0.32.0")
     with pytest.raises(ConfigError, match="there is no scheduler 'fifo'"):
         await VllmEngine("llm", "no model", scheduler="fifo").start()
 
 
-def test_gpus_keep_their_asynchronous_scheduling() -> None:
+def test_gpu_engine_keeps_asynchronous_scheduling() -> None:
     assert llm_scheduler.class_name(cpu=True, engine_args={}).endswith("vllm.scheduler.TopologyScheduler")
     assert llm_scheduler.class_name(cpu=False, engine_args={}).endswith(".TopologyAsyncScheduler")
     assert llm_scheduler.class_name(cpu=False, engine_args={"async_scheduling": False}).endswith(".TopologyScheduler")

@@ -26,7 +26,7 @@ def chat(text: str) -> Prompt:
     return Prompt((Message("system", "Be brief."), Message("user", text), Message("assistant", "Yes?")))
 
 
-async def test_a_stable_prefix_is_a_prefix_of_the_whole(tokens: PromptTokens) -> None:
+async def test_prefix_tokens_are_a_prefix_of_whole_prompt_tokens(tokens: PromptTokens) -> None:
     """Wherever a text is cut, also within words, runs of blanks, accents and what looks like special tokens."""
     source = random.Random(0)
     given_up = []
@@ -43,7 +43,7 @@ async def test_a_stable_prefix_is_a_prefix_of_the_whole(tokens: PromptTokens) ->
     assert sum(given_up) / len(given_up) < 20  # the template's tail and a few tokens, not the text
 
 
-async def test_an_early_slot_hides_what_follows(tokens: PromptTokens) -> None:
+async def test_prefix_ends_at_the_first_unknown_slot(tokens: PromptTokens) -> None:
     def late(slot: str) -> Prompt:
         return Prompt((Message("system", "Known."), Message("user", slot), Message("user", "Late.")))
 
@@ -60,21 +60,21 @@ async def test_the_template_writes_its_own_special_tokens(tokens: PromptTokens) 
         assert ids[0] == begin and begin not in ids[1:]
 
 
-async def test_without_a_template_messages_are_joined() -> None:
+async def test_messages_are_joined_if_template_is_missing() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama.make())
     tokenizer.chat_template = None
     text, special = PromptTokens(tokenizer).render(Prompt((Message("user", "hello"),)))
     assert (text, special) == ("user: hello\nassistant:", True)
 
 
-async def test_a_template_may_refuse() -> None:
+async def test_error_of_chat_template_is_reported() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama.make())
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ValueError, match="roles must alternate"):
         await PromptTokens(tokenizer).encode_whole(chat("x"))
 
 
-async def test_a_whole_prompt_may_hold_the_character_of_unknown_slots(tokens: PromptTokens) -> None:
+async def test_whole_prompt_may_contain_the_placeholder_character(tokens: PromptTokens) -> None:
     with_it, without = (
         (await tokens.encode_whole(chat(f"a {UNKNOWN} b"))).ids,
         (await tokens.encode_whole(chat("a  b"))).ids,
@@ -82,13 +82,13 @@ async def test_a_whole_prompt_may_hold_the_character_of_unknown_slots(tokens: Pr
     assert len(with_it) > len(without)
 
 
-async def test_long_texts_are_encoded_alike(tokens: PromptTokens) -> None:
+async def test_long_text_tokens_start_like_short_text_tokens(tokens: PromptTokens) -> None:
     short = (await tokens.encode_whole(Prompt(text="one two three " * 10))).ids
     long = (await tokens.encode_whole(Prompt(text="one two three " * 5000))).ids
     assert long[: len(short) - 1] == short[:-1] and len(long) > 10_000
 
 
-def test_the_model_is_made_once_and_alike(tmp_path: Path) -> None:
+def test_tiny_model_is_created_once_and_reproducibly(tmp_path: Path) -> None:
     shape = tiny_llama.Shape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=64, vocab=600, context=128)
     one, two = tiny_llama.make(tmp_path / "one", shape), tiny_llama.make(tmp_path / "two", shape)
     for name in sorted(path.name for path in one.iterdir()):

@@ -107,7 +107,7 @@ def test_a_split_prompt_gives_the_unsplit_answer(session_llm: SessionLlm, count:
     assert sum(tokens > 0 for tokens in used) > count / 2
 
 
-def test_a_warm_up_beside_decodings_is_chunked_and_changes_nothing(session_llm: SessionLlm) -> None:
+def test_warm_up_during_decoding_changes_no_answer(session_llm: SessionLlm) -> None:
     text = random_text(random.Random(7), 400)
     plain = answer(session_llm, generate(chat(text), "chunk-plain"))
 
@@ -142,7 +142,7 @@ def test_a_fork_needs_one_warm_up(session_llm: SessionLlm) -> None:
     assert all(isinstance(b, Generation) and b.cached_tokens >= warmed.tokens for b in branches)
 
 
-def test_tenants_share_nothing(session_llm: SessionLlm) -> None:
+def test_tenants_share_no_cached_prefix(session_llm: SessionLlm) -> None:
     prompt = chat(random_text(random.Random(4), 80))
     assert answer(session_llm, generate(prompt, "one")).cached_tokens == 0
     assert answer(session_llm, generate(prompt, "one")).cached_tokens > 0
@@ -173,7 +173,7 @@ def test_streamed_pieces_add_up(session_llm: SessionLlm) -> None:
     assert last.value.finish_reason == "length"
 
 
-def test_the_model_sees_the_same_tokens_as_under_transformers(session_llm: SessionLlm) -> None:
+def test_vllm_answer_equals_transformers_answer(session_llm: SessionLlm) -> None:
     """An independent oracle for template, tokens, weights and greedy decoding."""
     transformers = pytest.importorskip("transformers")
     import torch
@@ -190,7 +190,7 @@ def test_the_model_sees_the_same_tokens_as_under_transformers(session_llm: Sessi
     assert found.text == tokenizer.decode(made, skip_special_tokens=True)
 
 
-def test_sampling_is_passed_on(session_llm: SessionLlm) -> None:
+def test_sampling_parameters_reach_vllm(session_llm: SessionLlm) -> None:
     prompt = chat("Sample.")
     seeded = [
         answer(session_llm, generate(prompt, temperature=1.0, seed=seed, max_tokens=16)).text for seed in (1, 1, 2)
@@ -203,7 +203,7 @@ def test_sampling_is_passed_on(session_llm: SessionLlm) -> None:
     assert stopped.stop_sequence == stop
 
 
-def test_a_json_schema_holds(session_llm: SessionLlm) -> None:
+def test_answers_follow_the_json_schema(session_llm: SessionLlm) -> None:
     schema = json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3})
     requests = [generate(chat(f"List {n} things."), json_schema=schema, max_tokens=400) for n in range(6)]
     ended = [r for r in session_llm.run(results(session_llm, *requests)) if isinstance(r, Done)]
@@ -219,7 +219,7 @@ def failure(found: Iterable[Result]) -> EngineError:
     return failed.error
 
 
-def test_too_large_requests_fail_with_figures_and_alone(session_llm: SessionLlm) -> None:
+def test_too_large_requests_fail_alone_with_token_counts(session_llm: SessionLlm) -> None:
     huge = random_text(random.Random(6), 6000)
     fine = generate(chat("Small."))
     found = session_llm.run(results(session_llm, generate(chat(huge)), fine, warm_up(chat(huge + UNKNOWN))))
@@ -229,7 +229,7 @@ def test_too_large_requests_fail_with_figures_and_alone(session_llm: SessionLlm)
     assert [r.request_id for r in found if isinstance(r, Done)] == [fine.id]
 
 
-def test_output_beyond_the_limit_ends_there(session_llm: SessionLlm) -> None:
+def test_output_is_cut_at_the_model_length(session_llm: SessionLlm) -> None:
     """As in vLLM itself: the request runs, and its finish reason says that it was cut."""
     found = answer(session_llm, generate(Prompt(text=" the" * 4050), max_tokens=4096, ignore_eos=True))
     assert found.finish_reason == "length"
@@ -248,7 +248,7 @@ def test_bad_requests_fail_alone(session_llm: SessionLlm) -> None:
     assert session_llm.run(session_llm.engine.healthy())
 
 
-def test_a_prompt_may_hold_the_character_of_unknown_slots(session_llm: SessionLlm) -> None:
+def test_prompt_may_contain_the_placeholder_character(session_llm: SessionLlm) -> None:
     found = answer(session_llm, generate(chat(f"before {UNKNOWN} after"), max_tokens=4))
     assert found.prompt_tokens > answer(session_llm, generate(chat("before after"), max_tokens=4)).prompt_tokens
 
@@ -277,7 +277,7 @@ def test_cancelling_ends_queued_and_running_requests(session_llm: SessionLlm) ->
     assert session_llm.engine.load().requests == 0
 
 
-def test_a_reader_who_leaves_aborts_the_request(session_llm: SessionLlm) -> None:
+def test_closing_the_stream_aborts_the_request(session_llm: SessionLlm) -> None:
     async def leave() -> None:
         stream = session_llm.engine.execute([generate(chat("run"), stream=True, max_tokens=2000, ignore_eos=True)])
         await anext(stream)
@@ -301,7 +301,7 @@ def test_the_load_shows_the_cache_in_use(session_llm: SessionLlm) -> None:
     assert 0.0 < max(seen) <= 1.0
 
 
-def test_the_load_tells_which_app_holds_the_cache(session_llm: SessionLlm) -> None:
+def test_load_reports_cache_tokens_by_app(session_llm: SessionLlm) -> None:
     prompt, engine = Prompt(text=random_text(random.Random(9), 300)), session_llm.engine
 
     async def held() -> dict[str, int]:
@@ -342,7 +342,7 @@ def test_size_learns_the_ratio_of_characters_to_tokens(session_llm: SessionLlm) 
 
 
 @pytest.mark.chaos
-def test_a_killed_vllm_is_unavailable_at_once_and_comes_back(session_llm: SessionLlm) -> None:
+def test_killed_vllm_is_unavailable_at_once_and_restarts(session_llm: SessionLlm) -> None:
     import os
     import signal
 

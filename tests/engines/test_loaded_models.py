@@ -40,14 +40,14 @@ def embedded(engine: EmbeddingEngine, role: Any) -> np.ndarray:
         return np.asarray(pool.call(PrimitiveKind.EMBEDDING, "embedder", asked).result())
 
 
-def test_vectors_are_the_models(model: Any) -> None:
+def test_vectors_equal_those_of_the_loaded_model(model: Any) -> None:
     assert np.allclose(embedded(EmbeddingEngine(model=model), "query"), model.encode(TEXTS), atol=1e-5)
     engine = EmbeddingEngine(model=model, prompts={"query": "query: ", "document": ""}, normalize=True)
     assert np.allclose(embedded(engine, "query"), model.encode(TEXTS, prompt="query: "), atol=1e-5)
     assert np.allclose(embedded(engine, "document"), model.encode(TEXTS), atol=1e-5)
 
 
-def test_scores_are_the_models(encoder: Any) -> None:
+def test_scores_equal_those_of_the_loaded_model(encoder: Any) -> None:
     pairs = [("what do lambs eat?", text) for text in TEXTS]
     with EnginePool.local({"reranker": RerankingEngine(model=encoder, dedicated=False)}) as pool:
         assert not pool.profiles["reranker"].curves, "it is not measured"
@@ -55,7 +55,7 @@ def test_scores_are_the_models(encoder: Any) -> None:
     assert np.allclose(found, encoder.predict(pairs), atol=1e-5)
 
 
-def test_the_model_is_left_as_it_was(model: Any) -> None:
+def test_loaded_model_is_not_changed(model: Any) -> None:
     before = {name: value.data_ptr() for name, value in model.state_dict().items()}
     engine = EmbeddingEngine(model=model, dedicated=False)
     embedded(engine, "query")
@@ -64,13 +64,13 @@ def test_the_model_is_left_as_it_was(model: Any) -> None:
     assert embedded(engine, "query").shape == (40, 384), "it starts again"
 
 
-def test_names(model: Any, encoder: Any) -> None:
+def test_loaded_models_are_named_by_their_source(model: Any, encoder: Any) -> None:
     assert Path(model_name_of(model)) == Path(packaged_minilm())
     assert model_name_of("sentence-transformers/any") == "sentence-transformers/any"
     assert EmbeddingEngine(model=model).model_name == model_name_of(model)
 
 
-def test_equal_models_are_told_from_others(model: Any, encoder: Any) -> None:
+def test_same_model_compares_weights_and_settings(model: Any, encoder: Any) -> None:
     from sentence_transformers import SentenceTransformer
 
     other = SentenceTransformer(packaged_minilm(), device="cpu")

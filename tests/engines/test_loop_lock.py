@@ -7,7 +7,7 @@ import asyncio
 from teola_plugin.engines.loop_lock import LoopLock
 
 
-def test_two_loops_after_each_other_with_waiters_on_both() -> None:
+def test_lock_works_on_two_loops_in_sequence() -> None:
     lock, order = LoopLock(), []
 
     async def one(number: int) -> None:

@@ -17,17 +17,17 @@ PREFILL, DECODE = 0.0003, 0.02
 """Seconds by token."""
 
 
-def test_times_that_rise_are_kept() -> None:
+def test_rising_times_are_kept() -> None:
     points = [(27, 0.006), (110, 0.010), (420, 0.030)]
     assert rising(points).points == tuple(points)
 
 
-def test_a_short_prompt_that_was_held_up_is_left_out() -> None:
+def test_slow_outlier_of_short_prompt_is_dropped() -> None:
     assert rising([(27, 0.030), (110, 0.010), (420, 0.030)]).points == ((110, 0.010), (420, 0.030))
 
 
 @pytest.mark.parametrize("points", [[(1, 0.00665), (27, 0.0063)], [(27, 0.0063)]])
-def test_one_time_is_in_proportion(points: list[tuple[int, float]]) -> None:
+def test_single_measured_time_is_scaled_by_size(points: list[tuple[int, float]]) -> None:
     """A line through both would have long prompts take no time at all."""
     curve = rising(points)
     assert curve(27) == pytest.approx(0.0063) and 0 < curve(256) < curve(4096)
@@ -62,7 +62,7 @@ async def measured(engine: Any) -> tuple[EngineProfile, float]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_profile_of_an_engine_is_found_by_asking_it(share: float) -> None:
+def test_profile_is_measured_by_sending_requests(share: float) -> None:
     found, beside = run_virtual(measured(Server(share)))
     assert beside == pytest.approx(share, abs=0.1), "texts differ by some tokens"
     assert found.seconds(PrimitiveKind.DECODING, 10) == pytest.approx(10 * DECODE)

@@ -94,11 +94,11 @@ class TestOnVllm:
         finally:
             await engine.stop()
 
-    async def test_another_model_is_named(self, url: str) -> None:
+    async def test_wrong_model_raises_with_the_served_ones(self, url: str) -> None:
         with pytest.raises(EngineUnavailable, match=r"does not serve 'nope'; it has: demo"):
             await OpenAIServer(base_url=url, model="nope").start()
 
-    async def test_a_prefix_that_was_sent_early_is_found(self, url: str) -> None:
+    async def test_warmed_prefix_is_cached_for_the_request(self, url: str) -> None:
         engine = OpenAIServer(base_url=url, prefix_caching=True)
         await engine.start()
         try:
@@ -114,7 +114,7 @@ class TestOnVllm:
         assert generation.cached_tokens >= warmed.tokens - 64, "all but the last blocks"
         assert generation.text == plain.text
 
-    async def test_a_server_of_ones_own_is_measured_once(
+    async def test_dedicated_server_is_measured_once(
         self, url: str, vllm_api: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -136,7 +136,7 @@ class TestOnVllm:
         finally:
             await engine.stop()
 
-    async def test_nothing_is_sent_early_unless_declared(self, url: str, vllm_api: ApiServer) -> None:
+    async def test_prefix_is_not_sent_unless_declared(self, url: str, vllm_api: ApiServer) -> None:
         engine = OpenAIServer(base_url=url)
         await engine.start()
         try:
@@ -148,7 +148,7 @@ class TestOnVllm:
             await engine.stop()
 
     @pytest.mark.parametrize("stop", [None, ["say"]])
-    async def test_a_stream_adds_up_to_the_answer_that_comes_whole(self, url: str, stop: Any) -> None:
+    async def test_joined_stream_equals_whole_answer(self, url: str, stop: Any) -> None:
         engine = OpenAIServer(base_url=url, prefix_caching=True)
         await engine.start()
         more = {} if stop is None else {"stop": stop}
@@ -170,7 +170,7 @@ class TestOnVllm:
             whole.cached_tokens,
         )
 
-    async def test_what_nobody_will_read_comes_in_two_pieces(self, url: str) -> None:
+    async def test_unread_request_is_sent_in_at_most_two_pieces(self, url: str) -> None:
         engine = OpenAIServer("llm", base_url=url)
         await engine.start()
         try:
@@ -202,7 +202,7 @@ class TestOnVllm:
         assert (four.completion_tokens, four.finish_reason) == (30, "length")
         assert len(json.loads(listed.text)) == 2
 
-    async def test_what_the_server_refuses(self, url: str) -> None:
+    async def test_refusal_of_server_fails_the_request_with_its_message(self, url: str) -> None:
         engine = OpenAIServer(base_url=url)
         await engine.start()
         try:
@@ -214,7 +214,7 @@ class TestOnVllm:
         refusal = refusal_in(wrong)
         assert refusal is not None and refusal.status == 400 and "max_model_len" in refusal.content
 
-    async def test_a_cancelled_generation_ends_at_the_server_too(self, url: str, vllm_api: ApiServer) -> None:
+    async def test_cancelled_generation_ends_at_the_server(self, url: str, vllm_api: ApiServer) -> None:
         engine = OpenAIServer(base_url=url)
         await engine.start()
         endless = Request("endless", K.PREFILLING, chat("x", ignore_eos=True, max_tokens=1900), stream=True)
@@ -286,7 +286,9 @@ CHAT = "/v1/chat/completions"
         ((200, "{}", 30.0), "did not answer in time.*timeout", False),
     ],
 )
-async def test_faults_are_told(odd: tuple[Odd, str], answer: Answer, said: str, again: bool) -> None:
+async def test_server_faults_are_reported_with_their_message(
+    odd: tuple[Odd, str], answer: Answer, said: str, again: bool
+) -> None:
     state, url = odd
     state.answers[CHAT] = answer
     seconds = answer[2]  # others answer at once, as far as the machine lets them
@@ -303,7 +305,7 @@ async def test_faults_are_told(odd: tuple[Odd, str], answer: Answer, said: str, 
     assert {given for _, _, given in state.asked} == {"Bearer key"}
 
 
-async def test_a_server_without_tokenize_gets_no_prefixes(odd: tuple[Odd, str], caplog: Any) -> None:
+async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, str], caplog: Any) -> None:
     state, url = odd
     engine = OpenAIServer(base_url=url, prefix_caching=True)
     with caplog.at_level("WARNING"):
@@ -338,7 +340,7 @@ def warm(name: str, text: str, tenant: str = "") -> Request:
     return Request(name, K.PARTIAL_PREFILLING, Warmup(Prompt((Message("user", text + UNKNOWN),))), tenant=tenant)
 
 
-async def test_equal_prefixes_are_sent_once_at_a_time(slow: tuple[Odd, OpenAIServer]) -> None:
+async def test_equal_concurrent_prefixes_are_sent_once(slow: tuple[Odd, OpenAIServer]) -> None:
     state, engine = slow
     batch = [warm("a", LONG), warm("b", LONG), warm("another's", LONG, tenant="t")]
     results = await collect(engine, batch)
@@ -350,7 +352,7 @@ async def test_equal_prefixes_are_sent_once_at_a_time(slow: tuple[Odd, OpenAISer
     assert len(state.asked) == 3, "it may be forgotten by then"
 
 
-async def test_whoever_gives_a_prefix_up_leaves_it_to_the_others(slow: tuple[Odd, OpenAIServer]) -> None:
+async def test_cancelled_prefix_continues_for_other_requests(slow: tuple[Odd, OpenAIServer]) -> None:
     state, engine = slow
     first = asyncio.create_task(collect(engine, [warm("first", LONG)]))
     second = asyncio.create_task(collect(engine, [warm("second", LONG)]))
@@ -361,7 +363,7 @@ async def test_whoever_gives_a_prefix_up_leaves_it_to_the_others(slow: tuple[Odd
     assert len(state.asked) == 1
 
 
-async def test_a_prompt_under_way_needs_no_prefix(slow: tuple[Odd, OpenAIServer]) -> None:
+async def test_prefix_is_skipped_while_its_prompt_runs(slow: tuple[Odd, OpenAIServer]) -> None:
     _, engine = slow
     whole = Request("whole", K.PREFILLING, own(LONG + "What is it?"))
     results = await collect(engine, [whole, warm("its beginning", LONG), warm("another", "Something else. ")])
@@ -373,7 +375,7 @@ async def test_a_prompt_under_way_needs_no_prefix(slow: tuple[Odd, OpenAIServer]
     ("options", "asked"),
     [({}, False), ({"calibrate": True}, True), ({"prefix_caching": True, "calibrate": False}, False)],
 )
-async def test_nothing_is_measured_unless_declared(
+async def test_server_is_measured_only_if_declared(
     odd: tuple[Odd, str], options: Any, asked: bool, caplog: Any
 ) -> None:
     state, url = odd
@@ -400,7 +402,7 @@ async def test_nothing_is_measured_unless_declared(
     ],
     ids=str,
 )
-async def test_only_a_server_of_ones_own_is_sent_what_nobody_asked_for(
+async def test_extra_requests_go_only_to_declared_dedicated_server(
     odd: tuple[Odd, str], options: Any, own: bool, asked: list[str]
 ) -> None:
     state, url = odd
@@ -418,7 +420,7 @@ async def test_only_a_server_of_ones_own_is_sent_what_nobody_asked_for(
     assert (len(sent) > len(asked)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"
 
 
-async def test_a_stream_that_breaks_off(odd: tuple[Odd, str]) -> None:
+async def test_stream_that_breaks_off_fails_the_request(odd: tuple[Odd, str]) -> None:
     state, url = odd
     chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Hel"}}]})
     state.answers[CHAT] = (200, f'data: {chunk}\n\ndata: {{"error": {{"message": "out of memory"}}}}\n\n', 0.0)
@@ -438,13 +440,13 @@ async def test_a_stream_that_breaks_off(odd: tuple[Odd, str]) -> None:
         ((401, "who are you", 0.0), "answered 401: who are you"),
     ],
 )
-async def test_servers_that_cannot_be_used(odd: tuple[Odd, str], models: Answer, said: str) -> None:
+async def test_unusable_model_lists_raise_at_start(odd: tuple[Odd, str], models: Answer, said: str) -> None:
     odd[0].answers["/v1/models"] = models
     with pytest.raises(EngineUnavailable, match=said):
         await OpenAIServer(base_url=odd[1]).start()
 
 
-async def test_no_server() -> None:
+async def test_start_without_a_server_raises() -> None:
     with pytest.raises(EngineUnavailable, match=r"no server answers at http://127.0.0.1:9/v1.*start the server"):
         await OpenAIServer(base_url="http://127.0.0.1:9/v1").start()
 
@@ -462,7 +464,7 @@ def test_a_prefix_ends_where_a_prompt_is_unknown() -> None:
     assert wire.prefix(Prompt(text=f"x{UNKNOWN}y"), "m") == ("completions", {"model": "m", "prompt": "x"})
 
 
-def test_a_whole_answer_as_a_stream_adds_up_to_itself() -> None:
+def test_whole_answer_split_into_chunks_joins_to_itself() -> None:
     message = {"role": "assistant", "content": "Hello", "refusal": None}
     whole = {
         "id": "1",

@@ -40,7 +40,7 @@ async def sent(stub: Stub, payload: Generate, *, drafts: bool = True, **about: A
     return stub.asked[-1][1]
 
 
-async def test_texts_app_and_tenant_go_along(vllm: Stub) -> None:
+async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: Stub) -> None:
     body = await sent(vllm, Generate(HI), drafts=True, app="mine", tenant="t")
     assert body["vllm_xargs"] == {"teola_app": "mine", "teola_tenant": "t"}
     engine = OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)
@@ -53,7 +53,7 @@ async def test_texts_app_and_tenant_go_along(vllm: Stub) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_nothing_goes_to_a_server_that_is_another_or_was_not_declared(
+async def test_drafts_are_not_sent_to_other_or_undeclared_servers(
     vllm: Stub, declared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     vllm.kind = "stub" if declared else "vllm"
@@ -62,7 +62,7 @@ async def test_nothing_goes_to_a_server_that_is_another_or_was_not_declared(
     assert ("says that it is stub, not vLLM" in caplog.text) == declared
 
 
-async def test_sampled_requests_go_as_ever(vllm: Stub) -> None:
+async def test_sampled_requests_are_sent_without_drafts(vllm: Stub) -> None:
     assert "vllm_xargs" not in await sent(vllm, Generate(HI, Sampling(temperature=0.7)), app="mine")
 
 
@@ -78,7 +78,9 @@ async def test_sampled_requests_go_as_ever(vllm: Stub) -> None:
         ({"vllm_xargs": {"own": 1}}, None),
     ],
 )
-async def test_requests_of_a_client_tell_of_themselves(vllm: Stub, more: dict[str, Any], first: str | None) -> None:
+async def test_carried_requests_get_drafts_from_their_content(
+    vllm: Stub, more: dict[str, Any], first: str | None
+) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
     said: list[dict[str, Any]] = [
         {"role": "user", "content": "Hi"},
@@ -92,7 +94,7 @@ async def test_requests_of_a_client_tell_of_themselves(vllm: Stub, more: dict[st
     assert body == {key: value for key, value in {**asked, "temperature": 0}.items() if key != "vllm_xargs"}
 
 
-def test_a_pool_that_forgets_says_so_to_the_server(vllm: Stub) -> None:
+def test_pool_forget_and_reset_are_sent_to_the_server(vllm: Stub) -> None:
     with EnginePool.local(llm=OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)) as pool:
         pool.reset()
         pool.forget("t")

@@ -273,7 +273,7 @@ ACCEPTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-async def test_what_clients_accept_is_accepted(replies: FixedReplies, name: str) -> None:
+async def test_replies_that_clients_accept_are_accepted(replies: FixedReplies, name: str) -> None:
     replies.reply_with(ACCEPTED[name])
 
     found = await outcome(replies.base_url, TEXT, stream=False)
@@ -282,7 +282,7 @@ async def test_what_clients_accept_is_accepted(replies: FixedReplies, name: str)
     assert found.finish_reason == "stop"
 
 
-async def test_content_may_be_null_beside_calls_of_tools(replies: FixedReplies) -> None:
+async def test_content_may_be_null_with_tool_calls(replies: FixedReplies) -> None:
     replies.reply_with(TOOL_COMPLETION)
 
     found = await outcome(replies.base_url, TEXT, stream=False)
@@ -291,7 +291,7 @@ async def test_content_may_be_null_beside_calls_of_tools(replies: FixedReplies) 
 
 
 @pytest.mark.parametrize("one", [chunk(None), {**chunk({}), "choices": None}], ids=["delta null", "choices null"])
-async def test_a_chunk_that_adds_nothing_is_accepted(replies: FixedReplies, one: Any) -> None:
+async def test_empty_chunk_is_accepted(replies: FixedReplies, one: Any) -> None:
     replies.stream(one, *CHUNKS)
 
     found = await outcome(replies.base_url, TEXT, stream=True)
@@ -353,7 +353,7 @@ async def test_any_stream_is_a_generation_or_an_engine_error(
     "models",
     [b"<html>", b"null", b"[]", b'{"data": 5}', b'{"data": ["m"]}', b'{"data": [null]}', b'{"data": {"m": 1}}'],
 )
-async def test_a_list_of_models_that_is_none_makes_the_server_unavailable(replies: FixedReplies, models: bytes) -> None:
+async def test_malformed_model_list_makes_server_unavailable(replies: FixedReplies, models: bytes) -> None:
     replies.models = models
 
     with pytest.raises(EngineUnavailable, match="no list of models"):
@@ -361,7 +361,7 @@ async def test_a_list_of_models_that_is_none_makes_the_server_unavailable(replie
 
 
 @pytest.mark.parametrize("length", ["long", None, [], True, -1, 1.5])
-async def test_a_length_that_is_no_count_is_unknown(replies: FixedReplies, length: Any) -> None:
+async def test_invalid_model_length_is_treated_as_unknown(replies: FixedReplies, length: Any) -> None:
     replies.models = json.dumps({"data": [{"id": MODEL, "max_model_len": length}]}).encode()
     engine = OpenAIServer(base_url=replies.base_url)
 
@@ -372,7 +372,7 @@ async def test_a_length_that_is_no_count_is_unknown(replies: FixedReplies, lengt
 
 
 @pytest.mark.parametrize("reply", [b"<html>", b"[]", b'{"usage": "5"}', b'{"usage": {"prompt_tokens": "5"}}'])
-async def test_a_prefix_whose_length_is_not_told_has_no_tokens(replies: FixedReplies, reply: bytes) -> None:
+async def test_prefix_reply_without_usage_counts_zero_tokens(replies: FixedReplies, reply: bytes) -> None:
     replies.models = json.dumps({"data": [{"id": MODEL}]}).encode()
     replies.reply_with({"tokens": [1]})
     engine = OpenAIServer(base_url=replies.base_url, prefix_caching=True, calibrate=False)

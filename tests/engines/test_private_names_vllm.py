@@ -59,7 +59,7 @@ API = frozenset({"vllm", "vllm.sampling_params"})
 """Modules of vLLM that other files may import from."""
 
 
-def test_every_function_of_the_shim_is_here() -> None:
+def test_every_function_of_the_vllm_shim_is_checked() -> None:
     found = {path.stem for path in (ROOT / "teola_plugin/shims/vllm").glob("*.py")} - {"__init__"}
     assert found == CHECKED.keys()
     for name, functions in CHECKED.items():
@@ -68,14 +68,14 @@ def test_every_function_of_the_shim_is_here() -> None:
         assert {each for each, one in public if one.__module__ == module.__name__ and each[0] != "_"} == functions
 
 
-def test_nobody_else_touches_private_names() -> None:
+def test_only_shims_use_private_names() -> None:
     """Of vLLM, torch, transformers, sentence-transformers, psycopg or Ray."""
     weights = {"teola_plugin/engines/bundled/reranker.py": ["_embeddings"]}  # the end of a weight's name
     folders = ["teola_plugin/engines", "teola_plugin/cluster", "teola_plugin/cli", "teola_plugin/pool.py"]
     assert list(map(str, touches(folders, allowed=weights))) == []
 
 
-def test_nobody_else_imports_what_is_no_api() -> None:
+def test_only_shims_import_vllm_internals() -> None:
     modules = {path: found for path, found in Code.read().modules.items() if not path.startswith("teola_plugin/shims/")}
     inside = [f"{path}: {name}" for path, found in modules.items() for name in _of_vllm(found.tree) if name not in API]
     assert inside == []
@@ -103,22 +103,22 @@ def test_the_installed_vllm_has_all_names(found: Any) -> None:
     assert found["lacking"] == [] and found["needed"] == "" and found["platform"]
 
 
-def test_configurations(found: Any) -> None:
+def test_configuration_fields_of_vllm_are_read(found: Any) -> None:
     assert found["limits"] == [512, 32, 0, "float32", True] and found["limits_of"]
     assert found["whitespace"] and found["publishes"] == ["ipc:///x", "zmq"]
 
 
-def test_prompts_are_those_of_vllms_renderer(found: Any) -> None:
+def test_prompts_equal_those_of_the_vllm_renderer(found: Any) -> None:
     assert found["prompts"] == [True, True]
 
 
-def test_events_of_other_caches_are_left_out(found: Any) -> None:
+def test_events_of_other_caches_are_ignored(found: Any) -> None:
     first = kv_events.Stored((7,), (1, 2), None, "tenant")
     then = kv_events.Stored((8,), (1, 2), 7, "")
     assert found["events"] == list(map(str, (first, then, kv_events.Removed((7, 8)), kv_events.Cleared())))
 
 
-def test_the_logger_tells_the_share_of_the_cache(found: Any) -> None:
+def test_stat_logger_reports_the_share_of_cache_in_use(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
@@ -129,7 +129,7 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
     assert undrafted["taken"] == [None, "all", "all"]
 
 
-def test_the_proposer_is_asked_behind_a_step_without_drafts_unless_it_is_left_out(found: Any) -> None:
+def test_proposer_runs_after_undrafted_steps_unless_skipped(found: Any) -> None:
     asked, left_out = [None, None, "asked of [[7], [8]], [3, 4]", None, None, "ours"], [None, None, None, None, "ours"]
     assert found["undrafted"]["steps"] == {
         "without drafts": [asked, [*asked[:3], [[], [9]], ["a", "b"], "ours"]],
@@ -140,35 +140,35 @@ def test_the_proposer_is_asked_behind_a_step_without_drafts_unless_it_is_left_ou
     }
 
 
-def test_sizes_of_steps_are_prepared_on_the_cpu_where_nothing_runs(found: Any) -> None:
+def test_step_sizes_are_warmed_on_idle_cpu_engines_only(found: Any) -> None:
     every, some = ([2, 3, 16], [2, 3]) if found["platform"] == "cpu" else ([], [])
     nothing: dict[str, list[int]] = {"in no time": [], "while one runs": [], "with others": []}
     assert found["warmed"] == {"all": every, "minded": some, "known": True, **nothing}
 
 
-def test_a_request_that_nobody_reads_is_told_of_again_when_somebody_does(found: Any) -> None:
+def test_unread_request_resumes_output_when_a_reader_joins(found: Any) -> None:
     """`RequestState` as vLLM makes it: its first token is an output, the next is none, then each of them is."""
     assert found["streams"] == {"outputs": [True, False, True], "untold": [[13], []], "texts": True}
 
 
-def test_how_often_a_request_was_preempted(found: Any) -> None:
+def test_preemptions_of_a_request_are_counted(found: Any) -> None:
     assert found["preemptions"] == [3, 0]
 
 
-def test_vllm_makes_the_proposer_and_tells_what_was_accepted(found: Any) -> None:
+def test_vllm_creates_the_proposer_and_counts_accepted_tokens(found: Any) -> None:
     assert found["drafts"] == [5, 512, "custom_class"] and found["drafts made"] == "DraftProposer"
     assert found["verified"] == [[15, 9], [0, 0]]
     assert found["encoded"][0] and found["encoded"][0] == found["encoded"][1] and "tokenizer" in found["encoded"][2]
 
 
-def test_what_vllm_gets_wrong_beside_drafts_is_mended(found: Any) -> None:
+def test_vllm_sampling_faults_with_drafts_are_patched(found: Any) -> None:
     """On the CPU its own expansion leaves what was in memory; of a step without a token it takes the maximum."""
     assert found["expanded"][0] == pytest.approx([1.0, 1.0, 0.7, 0.7, 0.7])
     assert found["expanded"][1] == [3, 3, 5, 5, 5]
     assert found["no token"]
 
 
-def test_a_proposer_gets_only_a_runner_that_is_as_expected() -> None:
+def test_proposer_attaches_only_to_a_runner_with_expected_fields() -> None:
     got: list[drafts.Runner] = []
     drafter = SimpleNamespace(attach=got.append)
     params = SimpleNamespace(temperature=0.7, extra_args=None)
@@ -203,7 +203,7 @@ def test_a_worker_that_gets_its_runner_attaches_the_proposer(caplog: pytest.LogC
     assert len(got) == 1 and "nothing is drafted" in caplog.text
 
 
-def test_the_queue_is_one_of_vllms_and_orders_its_requests(found: Any) -> None:
+def test_queue_subclasses_vllm_queue_and_orders_requests(found: Any) -> None:
     """As `test_llm_scheduler` has it: with A of q1 running, H before B."""
     assert found["queue"] == [True, ["B", "G", "H"], ["H", "B", "G"], 0]
     assert found["extra"] == [["q1", 3, "latency"], None]
@@ -216,7 +216,7 @@ def test_vllm_finds_the_scheduler_classes_by_their_names(found: Any) -> None:
 
 
 @pytest.mark.vllm
-def test_a_started_engine_is_as_asked_for(session_llm: SessionLlm) -> None:
+def test_started_engine_has_requested_limits_and_processes(session_llm: SessionLlm) -> None:
     """`make` starts it, its worker lives in its core (`in_one`), and it tells its limits."""
     engine = session_llm.engine
     assert engine.profile.max_request_size == 4096 and engine.profile.cache_tokens
@@ -227,7 +227,7 @@ def test_a_started_engine_is_as_asked_for(session_llm: SessionLlm) -> None:
 
 
 @pytest.mark.vllm
-def test_vllm_calls_nothing_deprecated_of_what_it_is_asked(session_llm: SessionLlm) -> None:
+def test_requests_log_no_deprecation_warnings(session_llm: SessionLlm) -> None:
     async def ask() -> list[Any]:
         payloads = (Generate(Prompt(text="one"), Sampling(max_tokens=2)), Warmup(Prompt(text="two " * 40)))
         batch = [Request(f"deprecated-{at}", PrimitiveKind.PREFILLING, one) for at, one in enumerate(payloads)]
@@ -249,19 +249,19 @@ def _title(pid: int) -> str:
     ("version", "served", "replaced"),
     [("0.25.9", False, False), ("0.26.0", True, False), ("0.32.1.dev3+cpu", True, True), ("0.33.0", False, False)],
 )
-def test_versions_by_number(version: str, served: bool, replaced: bool) -> None:
+def test_vllm_versions_are_compared_by_number(version: str, served: bool, replaced: bool) -> None:
     assert (versions.is_supported(version), scheduler.tested(version)) == (served, replaced)
     assert versions.number("dev") is None and versions.is_supported("dev") and not scheduler.tested("dev")
 
 
-def test_names_by_probe() -> None:
+def test_missing_names_are_found_by_probing() -> None:
     assert versions.missing("json:dumps", "json:JSONDecoder.decode") == ()
     wrong = ("json:dump_all", "json:JSONDecoder.guess", "no_such_module:name")
     assert versions.missing("json:dumps", *wrong) == wrong
     assert versions.unset(json.JSONDecoder, "strict", "lenient") == ("json.decoder:JSONDecoder().lenient",)
 
 
-def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_variables_of_vllm_keep_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("VLLM_RPC_BASE_PATH", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -276,7 +276,7 @@ def test_variables_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not processes.worker_in_core(), "what the user has set stands"
 
 
-def test_only_the_core_is_forked() -> None:
+def test_only_the_engine_core_is_forked() -> None:
     """In a process of its own: what is registered at a fork cannot be taken back."""
     code = (
         "import os\nfrom teola_plugin.shims.vllm import processes\nprocesses.fork_the_core()\n"
@@ -290,7 +290,7 @@ def test_only_the_core_is_forked() -> None:
 # ---------------------------------------------------------------- where a name is missing
 
 
-def test_without_what_makes_an_engine_there_is_none(found: Any) -> None:
+def test_missing_engine_class_raises_with_the_install_command(found: Any) -> None:
     assert "EngineUnavailable: the installed vLLM has no" in found["no engine"]
     assert (
         "AsyncLLM.from_vllm_config" in found["no engine"]
@@ -298,14 +298,14 @@ def test_without_what_makes_an_engine_there_is_none(found: Any) -> None:
     )
 
 
-def test_what_can_be_done_without_is_off(found: Any) -> None:
+def test_features_with_missing_names_are_disabled(found: Any) -> None:
     assert found["no events"] == ["vllm.distributed.kv_events:AllBlocksCleared"]
     assert found["no stats"] == [["vllm.v1.metrics.loggers:StatLoggerBase.record"], []]
     assert found["no drafts"] == ["vllm.v1.sample.rejection_sampler:expand_batch_to_tokens"]
     assert found["no variable"] == ["VLLM_RPC_BASE_PATH"]
 
 
-def test_another_scheduler_than_the_tested_is_not_replaced(found: Any) -> None:
+def test_untested_scheduler_of_vllm_is_not_replaced(found: Any) -> None:
     names, refused = found["another queue"]
     assert names == ["vllm.v1.core.sched.request_queue:RequestQueue.swap"]
     assert refused.startswith("ConfigError") and "RequestQueue.swap" in refused and "leave `scheduler` out" in refused
@@ -315,7 +315,7 @@ def test_another_scheduler_than_the_tested_is_not_replaced(found: Any) -> None:
     ]
 
 
-def test_vllm_is_not_asked_for_events_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_cache_events_are_not_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "lacking", lambda: ("vllm.distributed.kv_events:BlockStored",))
     lacking: dict[str, Any] = {}
     setup = Setup("llm", str(llama.make()), tell_cache=True)
@@ -341,14 +341,14 @@ async def greeted(frame: Ready | NotReady) -> VllmEngine:
     return engine
 
 
-async def test_what_is_off_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_disabled_features_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "teola_plugin"):
         engine = await greeted(READY)
     assert engine.profile.max_request_size == 512
     assert caplog.messages == ["llm: vLLM 0.32.7 is not as expected: its cache is not known (no a, b)"]
 
 
-async def test_what_was_asked_for_by_name_is_an_error_of_the_settings() -> None:
+async def test_unsupported_explicit_setting_raises_config_error() -> None:
     refused = host._not_ready(ConfigError("the scheduler does not fit.", hint="leave it out"))
     with pytest.raises(ConfigError, match="does not fit") as caught:
         await greeted(refused)

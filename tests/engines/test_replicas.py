@@ -19,7 +19,7 @@ def model() -> Any:
     return made
 
 
-def test_a_twin_shares_the_weights_and_nothing_else(model: Any) -> None:
+def test_twin_model_shares_only_the_weights(model: Any) -> None:
     other = twin(model)
     assert all(a is b for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert all(a is b for a, b in zip(model.buffers(), other.buffers(), strict=True))
@@ -27,7 +27,7 @@ def test_a_twin_shares_the_weights_and_nothing_else(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("threads", "replicas"), [(2, 2), (3, 3), (20, 8)])
-def test_values_come_in_the_order_of_the_items(model: Any, threads: int, replicas: int) -> None:
+def test_values_keep_the_order_of_the_items(model: Any, threads: int, replicas: int) -> None:
     made, items = Replicas(model, threads), ["x" * (n * 7 % 11) + str(n) for n in range(25)]
     assert made.count == replicas
     assert made.compute(lambda _, part: [text.upper() for text in part], items) == [text.upper() for text in items]
@@ -35,7 +35,7 @@ def test_values_come_in_the_order_of_the_items(model: Any, threads: int, replica
     made.close()
 
 
-def test_all_replicas_work_at_the_same_time_and_each_with_its_own_model(model: Any) -> None:
+def test_replicas_compute_concurrently_on_separate_models(model: Any) -> None:
     made, together = Replicas(model, 3), threading.Barrier(3, timeout=30)
 
     def work(model: Any, part: list[str]) -> list[int]:
@@ -46,7 +46,7 @@ def test_all_replicas_work_at_the_same_time_and_each_with_its_own_model(model: A
     made.close()
 
 
-def test_a_failure_of_one_replica_is_the_failure_of_the_batch(model: Any) -> None:
+def test_failure_of_one_replica_fails_the_batch(model: Any) -> None:
     made = Replicas(model, 2)
     with pytest.raises(ValueError, match="invalid literal"):
         made.compute(lambda _, part: [int(text) for text in part], ["1", "2", "x", "4"])

@@ -65,7 +65,7 @@ async def test_a_bad_pair_fails_alone(bad):
     assert len(ends) == 9 and all(isinstance(end, Done) for end in ends.values())
 
 
-async def test_scores_are_those_of_the_cross_encoder_and_spread():
+async def test_scores_equal_the_cross_encoder_and_differ_by_query():
     from sentence_transformers import CrossEncoder
 
     engine = RerankingEngine(cores="0")
@@ -93,7 +93,7 @@ async def test_a_model_with_several_labels_is_refused(tmp_path: Path):
     assert "one score a pair" in str(ends[0].error)
 
 
-def test_the_tiny_reranker_is_the_same_in_every_process(tmp_path: Path):
+def test_tiny_reranker_is_identical_in_every_process(tmp_path: Path):
     make = "import sys; from teola_plugin.engines.bundled import reranker; reranker.make(sys.argv[1])"
     folders = [tmp_path / "one", tmp_path / "other"]
     for seed, folder in enumerate(folders):  # hash order must not matter

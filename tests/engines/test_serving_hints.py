@@ -52,7 +52,7 @@ def session_headers(stub: Stub, name: str = SESSION) -> list[str | None]:
     return [{key.lower(): value for key, value in headers.items()}.get(name) for headers in stub.headers]
 
 
-async def test_nothing_is_sent_unless_the_user_declares_it(stub: Stub) -> None:
+async def test_hints_are_not_sent_unless_declared(stub: Stub) -> None:
     await send(OpenAIServer(base_url=stub.base_url), request())
     [body] = stub.generations
     assert not {"priority", "nvext"} & body.keys()
@@ -77,7 +77,7 @@ async def test_dynamo_gets_priority_length_and_session(stub: Stub) -> None:
     assert str(ids[0]).endswith("-q7")
 
 
-async def test_hints_change_nothing_else(stub: Stub) -> None:
+async def test_hints_change_no_other_field_of_the_request(stub: Stub) -> None:
     await send(OpenAIServer(base_url=stub.base_url), request())
     await send(OpenAIServer(base_url=stub.base_url, hints="dynamo", session_header="X-Session-ID"), request())
     plain, hinted = stub.generations
@@ -120,7 +120,7 @@ def test_requests_of_no_query_have_no_session() -> None:
     assert hints.fields(request()) == {}
 
 
-def test_fields_of_the_user_stay() -> None:
+def test_hint_fields_of_the_user_are_kept() -> None:
     hints = {"nvext": {"agent_hints": {"priority": 2, "osl": 8}}}
     own = {"model": "m", "nvext": {"agent_hints": {"osl": 99}, "annotations": ["x"]}}
     merged = with_hints(own, hints)
@@ -145,7 +145,7 @@ def test_bound_model_sends_hints_with_its_own_request(stub: Stub) -> None:
     ("options", "message"),
     [({"hints": "dynamic"}, "dynamo"), ({"session_header": "X Session"}, "is no name of a header")],
 )
-def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_hint_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         OpenAIServer(base_url="http://localhost:1/v1", **options)
 
@@ -169,7 +169,7 @@ engines:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("hints", ["vllm", "dynamo"])
-async def test_vllms_own_server_answers_as_without_hints(vllm_api: ApiServer, hints: str) -> None:
+async def test_vllm_server_answers_alike_with_hints(vllm_api: ApiServer, hints: str) -> None:
     answers = []
     for engine in (OpenAIServer(base_url=vllm_api.base_url), OpenAIServer(base_url=vllm_api.base_url, hints=hints)):
         await engine.start()

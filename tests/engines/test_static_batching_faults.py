@@ -68,7 +68,7 @@ async def embed(engine: Lengths, *texts: str) -> list[Done | Failed]:
     return [ends[text] for text in texts]
 
 
-async def test_a_model_that_ends_its_process_is_loaded_anew() -> None:
+async def test_model_that_exits_is_reloaded_on_restart() -> None:
     engine = Lengths()
     await engine.start()
     ends = await embed(engine, "exit", "good")
@@ -79,7 +79,7 @@ async def test_a_model_that_ends_its_process_is_loaded_anew() -> None:
     await engine.stop()
 
 
-def test_a_pool_survives_a_model_that_ends_its_process() -> None:
+def test_pool_survives_a_model_that_exits() -> None:
     with EnginePool.local([Lengths()]) as pool:
         with pytest.raises(EngineUnavailable, match="SystemExit"):
             pool.call(K.EMBEDDING, "embedder", [EmbedText("exit")]).result(10)
@@ -105,7 +105,7 @@ async def test_an_engine_whose_model_hangs_stops_and_starts_again(monkeypatch: p
         model.over.set()
 
 
-async def test_one_text_that_the_model_cannot_take_fails_alone() -> None:
+async def test_text_that_the_model_refuses_fails_alone() -> None:
     engine = Lengths()
     await engine.start()
     first, bad, last = await embed(engine, "a", "bad", "aaa")

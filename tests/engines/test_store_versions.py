@@ -114,7 +114,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("how", BY_HAND)
-async def test_what_other_programs_write_makes_another_version(how: str, database: str, collection: str) -> None:
+async def test_writes_of_other_programs_change_the_version(how: str, database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a", "b")
         before, hits = await told(store, collection), (await searched(store, collection))[1]
@@ -131,7 +131,9 @@ async def test_what_other_programs_write_makes_another_version(how: str, databas
         assert await told(store, collection) not in (before, after)
 
 
-async def test_a_write_counts_when_others_see_it(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
+async def test_write_changes_the_version_when_committed(
+    store: PgVectorEngine, postgres_dsn: str, collection: str
+) -> None:
     await write(store, collection, "a")
     before, place = await told(store, collection), position_of(postgres_dsn, collection)
     change = cast(Any, f"UPDATE {place} SET body = 'changed'")
@@ -146,7 +148,9 @@ async def test_a_write_counts_when_others_see_it(store: PgVectorEngine, postgres
     assert (await searched(store, collection))[1][0].text == "changed"
 
 
-async def test_writers_do_not_wait_for_each_other(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
+async def test_concurrent_writers_do_not_block_each_other(
+    store: PgVectorEngine, postgres_dsn: str, collection: str
+) -> None:
     """Other programs' open transactions, at the strictest isolation that took no notice of each other before."""
     await write(store, collection, "a", "b", "c")
     place = position_of(postgres_dsn, collection)
@@ -165,7 +169,7 @@ async def test_writers_do_not_wait_for_each_other(store: PgVectorEngine, postgre
     assert len({before, middle, after}) == 3
 
 
-async def test_equal_versions_are_of_equal_rows_while_others_write(
+async def test_equal_versions_have_equal_rows_during_concurrent_writes(
     store: PgVectorEngine, postgres_dsn: str, collection: str
 ) -> None:
     """TRUNCATE and rewritten tables are not kept apart by snapshots, as rows are; versions must not be either."""
@@ -200,9 +204,7 @@ async def test_equal_versions_are_of_equal_rows_while_others_write(
     assert len(seen) > 2 and all(len(hits) == 1 or hits for hits in seen.values()), "a TRUNCATE was seen half done"
 
 
-async def test_a_search_that_waits_for_a_truncate_tells_the_version_after_it(
-    postgres_dsn: str, collection: str
-) -> None:
+async def test_search_blocked_by_truncate_returns_the_version_after_it(postgres_dsn: str, collection: str) -> None:
     """Also where the server's default is a snapshot that is older than the locks that a statement waits for."""
     slow = postgres_dsn + r" options='-c default_transaction_isolation=repeatable\\ read' application_name=waiter"
     waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'waiter'"
@@ -220,7 +222,7 @@ async def test_a_search_that_waits_for_a_truncate_tells_the_version_after_it(
         assert hits == () and version == await told(store, collection) != before
 
 
-async def test_before_the_first_row_there_is_a_version_too(store: PgVectorEngine, collection: str) -> None:
+async def test_empty_and_deleted_collections_have_own_versions(store: PgVectorEngine, collection: str) -> None:
     before = await told(store, collection)
     await write(store, collection, "a")
     first = await told(store, collection)
@@ -239,7 +241,7 @@ def changes(conn: psycopg.Connection[Any], oid: int) -> int:
     return int(rows)
 
 
-async def test_what_is_counted_is_summed_up(database: str, collection: str) -> None:
+async def test_change_counts_are_summed_without_loss(database: str, collection: str) -> None:
     """By engines that write and by searches, side by side, and nothing is lost or counted twice."""
     async with started(database) as store:
         await write(store, collection, "a")
@@ -273,7 +275,7 @@ def forget_counting(dsn: str) -> None:
     by_hand(dsn, *(f"DROP FUNCTION teola.{each}" for each in COUNTING), "DROP TABLE teola.changes")
 
 
-async def test_collections_of_earlier_versions_are_counted_when_they_are_met(database: str, collection: str) -> None:
+async def test_collections_of_older_releases_get_versions_when_opened(database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
     forget_counting(database)
@@ -283,7 +285,7 @@ async def test_collections_of_earlier_versions_are_counted_when_they_are_met(dat
         assert await told(store, collection) != before
 
 
-async def test_without_the_table_to_count_in_writes_go_on(database: str, collection: str) -> None:
+async def test_writes_continue_if_the_changes_table_is_dropped(database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
         before = await told(store, collection)
@@ -298,7 +300,7 @@ async def test_without_the_table_to_count_in_writes_go_on(database: str, collect
         assert await told(store, collection) != before
 
 
-async def test_without_its_functions_a_search_finds_what_it_found(database: str, collection: str) -> None:
+async def test_search_works_without_the_version_functions(database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
         version, hits = await searched(store, collection)
@@ -309,7 +311,7 @@ async def test_without_its_functions_a_search_finds_what_it_found(database: str,
         assert (await searched(store, collection + " new"))[0] is None
 
 
-async def test_a_role_without_rights_is_told_versions_once_others_count(database: str, collection: str) -> None:
+async def test_unprivileged_role_gets_versions_once_owner_installs_them(database: str, collection: str) -> None:
     async with started(database) as owner:
         await write(owner, collection, "a")
         forget_counting(database)
@@ -334,7 +336,7 @@ async def test_a_role_without_rights_is_told_versions_once_others_count(database
             by_hand(database, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-async def test_a_server_that_only_reads_tells_versions_that_are_kept(database: str, collection: str) -> None:
+async def test_read_only_server_returns_existing_versions(database: str, collection: str) -> None:
     only_reads = database + " options='-c default_transaction_read_only=on'"
     async with started(database) as writer:
         await write(writer, collection, "a")
@@ -356,7 +358,7 @@ async def test_a_server_that_only_reads_tells_versions_that_are_kept(database: s
         "ALTER TABLE {t} RENAME TO below; CREATE VIEW {t} AS SELECT * FROM teola.below",
     ),
 )
-async def test_what_cannot_be_counted_has_no_version(how: str, database: str, collection: str) -> None:
+async def test_collection_with_uncounted_writes_has_no_version(how: str, database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
         assert await told(store, collection)
@@ -377,7 +379,7 @@ async def test_large_searches_may_run_in_parallel(database: str, collection: str
             assert (version, hits) == await searched(store, collection) and len(hits) == 50
 
 
-async def test_an_index_changes_nothing_about_versions(database: str, collection: str) -> None:
+async def test_versions_change_on_delete_with_an_index(database: str, collection: str) -> None:
     assert MAX_INDEXED > 2
     async with started(database, index="hnsw") as store:
         await write(store, collection, "a", "b")

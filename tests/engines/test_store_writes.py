@@ -70,7 +70,7 @@ async def begun(work: Any) -> asyncio.Task[Any]:
 # ------------------------------------------------------------ order
 
 
-async def test_of_batches_side_by_side_the_later_row_stays(each_store: Any, collection: str) -> None:
+async def test_later_row_of_concurrent_batches_wins(each_store: Any, collection: str) -> None:
     """A large batch takes longer than the small one behind it, on a connection of its own."""
     for n in range(2):
         name = f"{collection} {n}"
@@ -80,7 +80,7 @@ async def test_of_batches_side_by_side_the_later_row_stays(each_store: Any, coll
         assert [chunk.text for chunk in await each_store.get(name, ["same"])] == ["last"]
 
 
-async def test_a_deletion_comes_after_the_rows_that_are_being_written(each_store: Any, collection: str) -> None:
+async def test_deletion_runs_after_rows_submitted_before_it(each_store: Any, collection: str) -> None:
     for n in range(2):
         name = f"{collection} {n}"
         ids = [str(i) for i in range(400)]
@@ -90,7 +90,7 @@ async def test_a_deletion_comes_after_the_rows_that_are_being_written(each_store
         assert await each_store.count(name) == 0
 
 
-async def test_rows_come_after_the_deletion_before_them(each_store: Any, collection: str) -> None:
+async def test_rows_submitted_after_a_deletion_are_kept(each_store: Any, collection: str) -> None:
     await outcomes(each_store, [row(collection, str(i), "before") for i in range(300)])
     gone = await begun(each_store.delete_collection(collection))
     work = await begun(outcomes(each_store, [row(collection, "7", "after")]))
@@ -98,13 +98,13 @@ async def test_rows_come_after_the_deletion_before_them(each_store: Any, collect
     assert [(hit.id, hit.text) for hit in await search(each_store, collection)] == [("7", "after")]
 
 
-async def test_of_one_batch_the_last_row_of_an_id_stays(each_store: Any, collection: str) -> None:
+async def test_last_row_of_an_id_in_a_batch_wins(each_store: Any, collection: str) -> None:
     batch = [row(collection, "same", f"text {n}", n=n) for n in range(5)]
     assert await outcomes(each_store, batch) == ["same"] * 5
     assert [(hit.text, hit.metadata) for hit in await search(each_store, collection)] == [("text 4", {"n": 4})]
 
 
-async def test_a_cancelled_write_among_others_leaves_their_order(each_store: Any, collection: str) -> None:
+async def test_cancelled_write_keeps_the_order_of_others(each_store: Any, collection: str) -> None:
     batches = [[row(collection, "same", f"text {n}")] for n in range(4)]
     works = [await begun(outcomes(each_store, batch)) for batch in batches]
     await each_store.cancel(batches[2][0].id)
@@ -114,7 +114,7 @@ async def test_a_cancelled_write_among_others_leaves_their_order(each_store: Any
 
 
 @pytest.mark.postgres
-async def test_a_row_is_not_lost_for_a_later_one_that_does_not_fit(store: PgVectorEngine, collection: str) -> None:
+async def test_failed_row_does_not_discard_earlier_row_of_same_id(store: PgVectorEngine, collection: str) -> None:
     """It was acknowledged, and only the one that failed was sent."""
     await outcomes(store, [row(collection, "first")])
     fits, misfit = row(collection, "same", "fits"), row(collection, "same", "misfit", (1.0, 2.0, 3.0))
@@ -126,7 +126,7 @@ async def test_a_row_is_not_lost_for_a_later_one_that_does_not_fit(store: PgVect
 # ------------------------------------------------------------ values that their owners change
 
 
-async def test_a_row_is_written_as_it_was_when_it_was_taken(each_store: Any, collection: str) -> None:
+async def test_row_is_written_as_it_was_at_submission(each_store: Any, collection: str) -> None:
     metadata: dict[str, Any] = {"tags": ["given"], "deep": {"n": 1}}
     vector = np.array([1.0, 2.0], dtype=np.float32)
     request = Request("changed later", K.INGESTION, IngestRow(collection, Chunk("a", "text", metadata), vector))
@@ -139,7 +139,7 @@ async def test_a_row_is_written_as_it_was_when_it_was_taken(each_store: Any, col
     assert hit.metadata == {"tags": ["given"], "deep": {"n": 1}} and hit.score == pytest.approx(1.0)
 
 
-async def test_what_is_found_shares_nothing_with_the_store_or_with_others(each_store: Any, collection: str) -> None:
+async def test_hits_share_no_objects_with_store_or_other_hits(each_store: Any, collection: str) -> None:
     shared: dict[str, Any] = {"tags": ["given"], "deep": {"n": 1}}
     await outcomes(each_store, [row(collection, id, **shared) for id in "ab"])
     batch = [find(collection), find(collection)]
@@ -155,7 +155,7 @@ async def test_what_is_found_shares_nothing_with_the_store_or_with_others(each_s
     assert all(each.metadata == shared for each in again)
 
 
-async def test_a_row_with_metadata_that_python_takes_as_equal_is_another_row(each_store: Any, collection: str) -> None:
+async def test_metadata_of_equal_value_but_other_type_is_rewritten(each_store: Any, collection: str) -> None:
     for value in (1, True, 1.0, "1", [1], [True]):
         await outcomes(each_store, [row(collection, "a", v=value)])
         [hit] = await search(each_store, collection)
@@ -171,7 +171,7 @@ VALUES: tuple[Any, ...] = (
 
 
 @pytest.mark.postgres
-async def test_filters_find_the_same_in_both_stores(store: PgVectorEngine, collection: str) -> None:
+async def test_filters_match_alike_in_fake_and_real_store(store: PgVectorEngine, collection: str) -> None:
     fake = FakeStore()
     rows = [(str(n), {"v": value}) for n, value in enumerate(VALUES)] + [("without", {"other": 1})]
     for engine in (store, fake):
@@ -187,7 +187,7 @@ async def test_filters_find_the_same_in_both_stores(store: PgVectorEngine, colle
 @pytest.mark.parametrize(
     ("value", "same"), [(True, [True]), (1, [1, 1.0]), (1.0, [1, 1.0]), ("1", ["1"]), ([1], [[1], (1.0,)])]
 )
-async def test_true_and_one_are_different_values_of_a_filter(each_store: Any, value: Any, same: list[Any]) -> None:
+async def test_true_and_one_are_different_filter_values(each_store: Any, value: Any, same: list[Any]) -> None:
     name = f"filters {value!r}"
     kinds: list[Any] = [True, 1, 1.0, "1", [1], (1.0,), [True]]
     await outcomes(each_store, [row(name, repr(kind), v=kind) for kind in kinds])
@@ -209,7 +209,7 @@ async def test_true_and_one_are_different_values_of_a_filter(each_store: Any, va
         (OneOf((), negated=True), {"one", "float", "text", "true", "digit", "list", "object", "null", "missing"}),
     ],
 )
-async def test_one_of_several_values_matches_by_the_types_of_json(
+async def test_one_of_condition_matches_by_json_types(
     each_store: Any, collection: str, condition: OneOf, matches: set[str]
 ) -> None:
     values = {"one": 1, "float": 1.0, "true": True, "text": "a", "digit": "1", "list": [1], "object": {"b": None}}
@@ -223,7 +223,7 @@ async def test_one_of_several_values_matches_by_the_types_of_json(
     assert {chunk.id for chunk in chunks} == matches
 
 
-async def test_conditions_of_unlike_types_on_one_key_match_nothing(each_store: Any, collection: str) -> None:
+async def test_conditions_of_different_types_on_one_key_match_no_row(each_store: Any, collection: str) -> None:
     await outcomes(each_store, [row(collection, "a", v=1), row(collection, "b", v="1")])
 
     chunks = await each_store.find(collection, [("v", 1), ("v", "1")])
@@ -290,7 +290,7 @@ def test_filters_of_the_fake_store_match_as_the_json_of_postgresql(postgres_dsn:
 
 
 @pytest.mark.postgres
-async def test_what_is_no_text_fails_alone_and_by_its_name(store: PgVectorEngine, collection: str) -> None:
+async def test_invalid_text_fails_alone_and_is_named(store: PgVectorEngine, collection: str) -> None:
     for bad, words in (("a\0b", "NUL"), ("a\ud800b", "lone surrogates")):
         batch = {
             "the chunk's id": row(collection, bad),

@@ -51,13 +51,13 @@ async def ask(engine: ToolEngine, *payloads: CallTool) -> list[Done | Failed]:
     return [found[request.id] for request in batch]
 
 
-async def test_the_functions_own_error_is_the_cause() -> None:
+async def test_error_of_the_function_is_the_cause() -> None:
     [end] = await ask(ToolEngine("tools", [broken]), CallTool("broken"))
     assert isinstance(end, Failed) and isinstance(end.error, ToolRaised) and not end.error.retryable
     assert isinstance(end.error.__cause__, KeyError) and "out of oats" in end.error.message
 
 
-async def test_so_many_run_at_a_time() -> None:
+async def test_at_most_max_requests_tools_run_at_once() -> None:
     running, most, lock = 0, 0, threading.Lock()
 
     def slow() -> None:
@@ -73,7 +73,7 @@ async def test_so_many_run_at_a_time() -> None:
     assert all(isinstance(end, Done) for end in found) and most == 2
 
 
-async def test_what_cannot_be_called() -> None:
+async def test_unknown_and_wrong_tool_calls_fail_with_a_hint() -> None:
     engine = ToolEngine("tools", [add])
     unknown, undeclared, wrong = await ask(
         engine, CallTool("ad"), CallTool("add", {"a": 1, "b": 1}, read_only=True), CallTool("add", {"c": 1})
@@ -96,12 +96,12 @@ def test_bad_tools_are_refused(tools: list[Any], read_only: list[Any], why: str)
         ToolEngine("tools", tools, read_only=read_only)
 
 
-def test_read_only_is_said_by_name_by_function_or_by_the_tool() -> None:
+def test_read_only_is_declared_by_name_function_or_tool() -> None:
     engine = ToolEngine("tools", [add, ToolFunction("then", later, True), broken], read_only=[add, "broken"])
     assert [tool.read_only for tool in engine.tools.values()] == [True, True, True]
 
 
-async def test_a_function_that_is_cancelled_is_not_waited_for() -> None:
+async def test_cancelled_function_is_not_awaited() -> None:
     go = threading.Event()
 
     def stuck() -> None:

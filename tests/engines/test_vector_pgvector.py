@@ -74,7 +74,7 @@ def nearest(vectors: np.ndarray, needle: np.ndarray, k: int) -> tuple[list[int],
 # ------------------------------------------------------------ searching
 
 
-async def test_finds_what_an_exact_search_finds(store: PgVectorEngine, collection: str) -> None:
+async def test_search_equals_exact_search_by_numpy(store: PgVectorEngine, collection: str) -> None:
     vectors, needles = clustered(500), clustered(20, seed=0)
     await ingest(store, *(ingestion(collection, f"row {n}", v, n=n) for n, v in enumerate(vectors)))
     batch = [searching(collection, tuple(map(float, v)), k) for v in needles for k in (1, 5, 600)]
@@ -87,13 +87,13 @@ async def test_finds_what_an_exact_search_finds(store: PgVectorEngine, collectio
         assert [(hit.metadata, hit.text) for hit in hits] == [({"n": n}, f"text of row {n}") for n in found]
 
 
-async def test_rows_as_near_come_in_the_order_of_insertion(store: PgVectorEngine, collection: str) -> None:
+async def test_equally_near_rows_keep_insertion_order(store: PgVectorEngine, collection: str) -> None:
     await ingest(store, *(ingestion(collection, id, (1.0, 2.0)) for id in "qzab"))
     await ingest(store, ingestion(collection, "0", (2.0, 4.0)), ingestion(collection, "z", (1.0, 2.0), "changed"))
     assert ids(await search(store, collection, (1.0, 2.0), 10)) == ["q", "z", "a", "b", "0"]
 
 
-async def test_zero_vectors_are_at_right_angles_to_everything(store: PgVectorEngine, collection: str) -> None:
+async def test_zero_vectors_have_score_zero(store: PgVectorEngine, collection: str) -> None:
     rows = {"zero": (0.0, 0.0), "same": (1.0, 0.0), "opposite": (-1.0, 0.0)}
     await ingest(store, *(ingestion(collection, id, vector) for id, vector in rows.items()))
     hits = await search(store, collection, (2.0, 0.0))
@@ -101,7 +101,7 @@ async def test_zero_vectors_are_at_right_angles_to_everything(store: PgVectorEng
     assert [(hit.id, hit.score) for hit in await search(store, collection, (0.0, 0.0))] == [(id, 0.0) for id in rows]
 
 
-async def test_filters_are_equality(store: PgVectorEngine, collection: str) -> None:
+async def test_filters_match_equal_values_only(store: PgVectorEngine, collection: str) -> None:
     values: list[Any] = ["a", "ü'\"\\%s", 1, 1.5, True, None, [1, {"x": None}], 10**18, "1"]
     await ingest(store, *(ingestion(collection, str(n), (1.0, n), v=v, n=n) for n, v in enumerate(values)))
     await ingest(store, ingestion(collection, "without", (1.0, 0.5), other=1))
@@ -114,7 +114,7 @@ async def test_filters_are_equality(store: PgVectorEngine, collection: str) -> N
     assert await search(store, collection, (1.0, 0.0), nested={"x": 1}) == ()
 
 
-async def test_what_is_not_there_is_not_found(store: PgVectorEngine, collection: str) -> None:
+async def test_missing_and_deleted_rows_are_not_found(store: PgVectorEngine, collection: str) -> None:
     assert await search(store, collection, (1.0, 2.0)) == ()
     await ingest(store, ingestion(collection, "a", (1.0, 2.0)))
     assert await search(store, collection, (1.0, 2.0), k=0) == ()
@@ -123,7 +123,7 @@ async def test_what_is_not_there_is_not_found(store: PgVectorEngine, collection:
     assert collection not in await store.collections()
 
 
-async def test_searches_that_cannot_be_done_fail_alone(store: PgVectorEngine, collection: str) -> None:
+async def test_invalid_searches_fail_alone(store: PgVectorEngine, collection: str) -> None:
     await ingest(store, ingestion(collection, "a", (1.0, 2.0)))
     bad = [
         searching(collection, (1.0, 2.0, 3.0)),
@@ -141,7 +141,7 @@ async def test_searches_that_cannot_be_done_fail_alone(store: PgVectorEngine, co
     assert "its collection takes 2" in str(errors[0]) and "JSON" in str(errors[5]) and "NUL" in str(errors[6])
 
 
-async def test_an_index_finds_nearly_what_an_exact_search_finds(postgres_dsn: str, collection: str) -> None:
+async def test_index_search_is_close_to_exact_search(postgres_dsn: str, collection: str) -> None:
     engine = PgVectorEngine(dsn=postgres_dsn, index="hnsw", dimension=32)
     await engine.start()
     try:
@@ -164,7 +164,7 @@ async def test_an_index_finds_nearly_what_an_exact_search_finds(postgres_dsn: st
 # ------------------------------------------------------------ ingestion
 
 
-async def test_a_batch_is_written_at_once_and_again_changes_nothing(store: PgVectorEngine, collection: str) -> None:
+async def test_rewriting_equal_rows_keeps_the_version(store: PgVectorEngine, collection: str) -> None:
     batch = [ingestion(collection, str(n), (1.0, n)) for n in range(300)]
     await ingest(store, *batch)
     first = await store.version(collection)
@@ -178,12 +178,12 @@ async def test_a_batch_is_written_at_once_and_again_changes_nothing(store: PgVec
     assert [chunk.text for chunk in await store.get(collection, ["7", "none", "8"])] == ["other text", "text of 8"]
 
 
-async def test_of_rows_with_one_id_the_last_counts(store: PgVectorEngine, collection: str) -> None:
+async def test_last_row_of_an_id_wins(store: PgVectorEngine, collection: str) -> None:
     await ingest(store, *(ingestion(collection, "same", (1.0, n), f"text {n}") for n in range(3)))
     assert [(hit.text, hit.id) for hit in await search(store, collection, (1.0, 0.0))] == [("text 2", "same")]
 
 
-async def test_everything_comes_back_as_it_was(store: PgVectorEngine, collection: str) -> None:
+async def test_text_and_metadata_round_trip_exactly(store: PgVectorEngine, collection: str) -> None:
     metadata = {"z": 1, "a": [1.0, 1e20, -0.0, None, True], "": {"ü\n": "\\u0000 'x' %s", "b": {}}, "n": 10**30}
     chunk = Chunk("id 'ü' %s", "\ttext \\N \r\n 中文 🙂\x01", metadata)
     await outcomes(store, Request("r", K.INGESTION, IngestRow(collection, chunk, np.array([1, 2], dtype=np.int64))))
@@ -235,7 +235,7 @@ async def test_a_row_that_the_database_refuses_fails_alone(
     assert "check constraint" in str(found[3]) and await store.count(collection) == 10
 
 
-async def test_many_writers_make_one_collection(postgres_dsn: str, collection: str) -> None:
+async def test_concurrent_writers_create_one_collection(postgres_dsn: str, collection: str) -> None:
     engines = [PgVectorEngine(f"store{n}", dsn=postgres_dsn, pool_size=4) for n in range(2)]
     await asyncio.gather(*(engine.start() for engine in engines))
     try:
@@ -249,7 +249,9 @@ async def test_many_writers_make_one_collection(postgres_dsn: str, collection: s
         await asyncio.gather(*(engine.stop() for engine in engines))
 
 
-async def test_collections_go_and_come(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
+async def test_collections_deleted_elsewhere_are_created_again(
+    store: PgVectorEngine, postgres_dsn: str, collection: str
+) -> None:
     """Another process deletes what this one remembers; the new collection has other vectors."""
     await ingest(store, ingestion(collection, "old", (1.0, 2.0)))
     assert ids(await search(store, collection, (1.0, 2.0))) == ["old"]
@@ -296,7 +298,7 @@ async def test_cancelling_stops_the_statement(store: PgVectorEngine, postgres_ds
     await ingest(store, ingestion(collection, "c", (1.0, 2.0)))
 
 
-async def test_no_connection_is_lost_when_it_is_given_back(postgres_dsn: str, collection: str) -> None:
+async def test_released_connections_are_not_lost(postgres_dsn: str, collection: str) -> None:
     """Not even while others wait for one, and more are being made: a batch that is over must not cancel its task."""
 
     async def look(engine: PgVectorEngine) -> None:
@@ -314,7 +316,7 @@ async def test_no_connection_is_lost_when_it_is_given_back(postgres_dsn: str, co
 
 
 @pytest.mark.chaos
-async def test_a_server_that_dies_comes_back_with_every_row(tmp_path: Path) -> None:
+async def test_killed_server_restarts_with_all_rows(tmp_path: Path) -> None:
     engine = PgVectorEngine()
     versions: set[Version | None] = set()
     await engine.start()
@@ -341,7 +343,7 @@ async def test_a_server_that_dies_comes_back_with_every_row(tmp_path: Path) -> N
         await engine.stop()
 
 
-async def test_lost_connections_are_told_and_replaced(postgres_dsn: str, collection: str) -> None:
+async def test_lost_connections_fail_and_are_replaced_on_restart(postgres_dsn: str, collection: str) -> None:
     engine = PgVectorEngine("mine", dsn=postgres_dsn + " application_name=victim", pool_size=1)
     await engine.start()
     try:
@@ -358,7 +360,7 @@ async def test_lost_connections_are_told_and_replaced(postgres_dsn: str, collect
         await engine.stop()
 
 
-async def test_stopping_fails_what_is_in_flight(store: PgVectorEngine, collection: str) -> None:
+async def test_stop_fails_writes_in_flight(store: PgVectorEngine, collection: str) -> None:
     work = asyncio.create_task(outcomes(store, *(ingestion(collection, str(n), (1.0, n)) for n in range(2000))))
     while not store.load().requests:
         await asyncio.sleep(0)
@@ -368,7 +370,7 @@ async def test_stopping_fails_what_is_in_flight(store: PgVectorEngine, collectio
     assert await store.count(collection) == 0
 
 
-async def test_what_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_start_failures_raise_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="check the dsn") as caught:
         await PgVectorEngine(dsn=f"host={tmp_path} user=nobody").start()
     assert caught.value.retryable
@@ -382,7 +384,7 @@ async def test_what_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_p
         await PgVectorEngine().start()
 
 
-async def test_measures_itself(store: PgVectorEngine) -> None:
+async def test_measuring_fills_the_profile_and_leaves_no_collection(store: PgVectorEngine) -> None:
     before = await store.collections()
     assert store.profile.seconds(K.INGESTION, 100) > 0
     profile = await store.measure()

@@ -77,7 +77,7 @@ async def test_error_of_the_store_is_the_outcome_of_its_search_alone() -> None:
     assert whole.get() == ["oats"] * 4
 
 
-async def test_equal_searches_are_made_once_each_unless_the_store_is_read_only() -> None:
+async def test_equal_searches_are_shared_only_if_store_is_read_only() -> None:
     writable, fixed = ListStore(), ListStore()
     for store, read_only in ((writable, False), (fixed, True)):
         engine = VectorStoreEngine("store", store, read_only=read_only, max_calls=1)
@@ -115,7 +115,7 @@ async def test_no_more_than_max_calls_run_at_a_time() -> None:
     assert most == 2
 
 
-async def test_cancelled_search_that_waits_is_not_made() -> None:
+async def test_cancelled_waiting_search_is_not_executed() -> None:
     calls: list[str] = []
     release = threading.Event()
     engine = VectorStoreEngine("store", ListStore(), max_calls=1)
@@ -133,7 +133,7 @@ async def test_cancelled_search_that_waits_is_not_made() -> None:
     assert calls == []
 
 
-def test_searches_are_made_alone_where_the_shared_call_fails() -> None:
+def test_searches_run_one_by_one_if_the_shared_call_fails() -> None:
     def fail(client: Any, searches: Sequence[Any]) -> list[Any]:
         raise OSError("refused")
 

@@ -128,7 +128,7 @@ class TestFullText(_Searches):
 
 @pytest.mark.parametrize("service", SERVICES)
 @given(answer=JSON_VALUES, listed=st.lists(st.fixed_dictionaries({"url": JSON_VALUES, "score": JSON_VALUES})))
-def test_any_answer_is_hits_or_a_value_error(service: str, answer: Any, listed: list[Any]) -> None:
+def test_any_reply_gives_hits_or_a_value_error(service: str, answer: Any, listed: list[Any]) -> None:
     for one in (answer, {"results": answer}, {"results": listed}, {"type": "search", "web": {"results": listed}}):
         try:
             hits = SERVICES[service].hits(one, 3)
@@ -138,12 +138,12 @@ def test_any_answer_is_hits_or_a_value_error(service: str, answer: Any, listed: 
 
 
 @pytest.mark.parametrize("said", ["nan", "inf", "soon", "9" * 400, "Wed, 99 Foo", "1e400"])
-def test_a_wait_that_is_no_number_is_the_usual_one(said: str) -> None:
+def test_invalid_retry_after_uses_the_default_delay(said: str) -> None:
     assert wait_of({"retry-after": said}, 1) == 1.0
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_finds_the_same_whatever_the_service(service: str, stub: Stub) -> None:
+async def test_hits_are_the_same_for_every_service(service: str, stub: Stub) -> None:
     [hits, nothing] = await outcomes(engine_of(service, stub), SearchText("oats", 2), SearchText("nothing", 2))
     assert [hit.id for hit in hits] == [url for url, *_ in PAGES[:2]] and nothing == ()
     assert [hit.metadata["title"] for hit in hits] == ["Oats", "Ivy"]
@@ -151,7 +151,7 @@ async def test_finds_the_same_whatever_the_service(service: str, stub: Stub) -> 
     assert ("farmers' lambs" in hits[0].text) == (service == "brave"), "Brave's texts are HTML"
 
 
-async def test_each_service_is_asked_in_its_way(stub: Stub) -> None:
+async def test_requests_follow_the_format_of_each_service(stub: Stub) -> None:
     for service in SERVICES:
         await outcomes(engine_of(service, stub, options={"language": "de"}), SearchText("oats & ivy", 3))
     of_searxng, of_brave, of_tavily = stub.asked
@@ -162,7 +162,7 @@ async def test_each_service_is_asked_in_its_way(stub: Stub) -> None:
     assert of_tavily[3]["authorization"] == f"Bearer {KEY}"
 
 
-async def test_searches_of_a_batch_run_side_by_side_and_no_more_at_a_time(stub: Stub) -> None:
+async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: Stub) -> None:
     asked = [SearchText(f"slowly {n}") for n in range(6)]
     engine = engine_of("searxng", stub, max_requests=3)
 
@@ -178,27 +178,27 @@ async def test_searches_of_a_batch_run_side_by_side_and_no_more_at_a_time(stub: 
 # ------------------------------------------------------------ refusals
 
 
-async def test_asks_again_when_the_service_says_so(stub: Stub) -> None:
+async def test_search_is_retried_after_the_services_delay(stub: Stub) -> None:
     stub.statuses = [(429, {"Retry-After": "0.3"}), (503, {"Retry-After": "0"})]
     begun = time.monotonic()
     [hits] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
     assert len(hits) == 3 and len(stub.asked) == 3 and time.monotonic() - begun >= 0.3
 
 
-async def test_waits_as_brave_says(stub: Stub) -> None:
+async def test_search_is_retried_after_braves_rate_limit_reset(stub: Stub) -> None:
     stub.statuses = [(429, {"X-RateLimit-Reset": "0, 1419704"})]
     [hits] = await outcomes(engine_of("brave", stub), SearchText("oats"))
     assert len(hits) == 3
 
 
-async def test_does_not_wait_longer_than_its_patience(stub: Stub) -> None:
+async def test_search_fails_if_retry_delay_is_too_long(stub: Stub) -> None:
     stub.statuses = [(429, {"Retry-After": "3600"})]
     [error] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
     assert isinstance(error, EngineError) and not error.retryable and len(stub.asked) == 1
     assert "3600 s" in error.hint
 
 
-async def test_a_line_that_is_cut_is_tried_again_and_then_told_of(stub: Stub) -> None:
+async def test_cut_connection_is_retried_and_then_fails(stub: Stub) -> None:
     stub.statuses = [(0, {})]
     [hits] = await outcomes(engine_of("searxng", stub), SearchText("oats"))
     assert len(hits) == 3
@@ -207,7 +207,7 @@ async def test_a_line_that_is_cut_is_tried_again_and_then_told_of(stub: Stub) ->
     assert "could not be reached" in str(error) and not error.retryable
 
 
-async def test_a_refusal_is_final_and_does_not_show_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusal_is_not_retried_and_hides_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for service, status in (("brave", 422), ("tavily", 401), ("tavily", 432)):
         stub.asked.clear()
@@ -220,23 +220,23 @@ async def test_a_refusal_is_final_and_does_not_show_the_key(stub: Stub, caplog: 
         assert KEY.encode() not in pickle.dumps(error)
 
 
-async def test_an_answer_of_another_form_is_told_of(stub: Stub) -> None:
+async def test_malformed_answer_fails_only_its_search(stub: Stub) -> None:
     [error, hits] = await outcomes(engine_of("searxng", stub), SearchText("nonsense"), SearchText("oats"))
     assert isinstance(error, EngineError) and len(hits) == 3
 
 
-async def test_late_answers_are_told_of(stub: Stub) -> None:
+async def test_late_answer_fails_with_the_timeout(stub: Stub) -> None:
     [error] = await outcomes(engine_of("searxng", stub, timeout=0.2, attempts=1), SearchText("slowly"))
     assert "0.2 s" in error.message and "timeout" in error.hint
 
 
 @pytest.mark.parametrize("asked", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
-async def test_bad_searches_fail_before_anything_is_sent(asked: Any, stub: Stub) -> None:
+async def test_invalid_searches_fail_without_a_request(asked: Any, stub: Stub) -> None:
     [error] = await outcomes(engine_of("tavily", stub), asked)
     assert isinstance(error, EngineError) and not stub.asked
 
 
-def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("TAVILY_API_KEY", "SEARXNG_URL"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(RegistrationError, match="TAVILY_API_KEY"):
@@ -251,7 +251,7 @@ def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.Monk
     assert len(hits) == 3 and stub.asked[0][3]["authorization"] == f"Bearer {KEY}"
 
 
-async def test_a_login_in_the_address_is_used_and_not_shown(stub: Stub) -> None:
+async def test_credentials_in_the_address_are_used_and_hidden(stub: Stub) -> None:
     address = stub.url.replace("http://", "http://user:hidden@")
     engine = WebSearchEngine(base_url=address)
     await outcomes(engine, SearchText("oats"))
@@ -259,7 +259,7 @@ async def test_a_login_in_the_address_is_used_and_not_shown(stub: Stub) -> None:
     assert "hidden" not in repr(engine) + str(dict(engine.versions())) and b"hidden" not in pickle.dumps(engine)
 
 
-def test_a_service_of_ones_own_is_a_record() -> None:
+def test_custom_service_is_a_dataclass_with_public_fields() -> None:
     assert {"name", "ask", "results"} <= {one.name for one in fields(SearchService)}
 
 
@@ -267,7 +267,7 @@ def test_a_service_of_ones_own_is_a_record() -> None:
 
 
 @pytest.mark.postgres
-async def test_full_text_finds_by_any_word_titles_first(postgres_dsn: str) -> None:
+async def test_full_text_matches_any_word_and_ranks_titles_first(postgres_dsn: str) -> None:
     documents = [Chunk("a", "Lambs like hay."), {"url": "b", "title": "Lambs", "text": "Small sheep."}, "Walls."]
     engine = FullTextSearch("web", documents, dsn=postgres_dsn)
     lambs, none = await outcomes(engine, SearchText("What would a lamb really say?"), SearchText("the of"))
@@ -276,7 +276,7 @@ async def test_full_text_finds_by_any_word_titles_first(postgres_dsn: str) -> No
 
 
 @pytest.mark.postgres
-async def test_full_text_knows_its_own_documents_alone(postgres_dsn: str) -> None:
+async def test_full_text_engines_search_only_their_documents(postgres_dsn: str) -> None:
     one = FullTextSearch("web", ["only oats here"], dsn=postgres_dsn)
     other = FullTextSearch("web", ["oats, and more oats"], dsn=postgres_dsn)
     again = FullTextSearch("web", ["only oats here"], dsn=postgres_dsn)
@@ -303,7 +303,7 @@ def test_documents_are_read_from_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=ascii)
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"], ids=ascii)
-def test_lines_of_a_jsonl_file_end_with_line_feeds_only(tmp_path: Path, mark: str, end: str) -> None:
+def test_jsonl_lines_end_at_line_feeds_only(tmp_path: Path, mark: str, end: str) -> None:
     pages = tmp_path / "pages.jsonl"
     lines = [json.dumps({"text": f"oats{mark}{n}"}, ensure_ascii=False) for n in range(2)]
     pages.write_bytes(("\ufeff" + end.join(lines) + end).encode())
@@ -316,7 +316,7 @@ def test_lines_of_a_jsonl_file_end_with_line_feeds_only(tmp_path: Path, mark: st
 # ------------------------------------------------------------ how often
 
 
-def test_what_may_be_shared() -> None:
+def test_search_and_tool_requests_have_claim_rules_and_keys() -> None:
     engine = EngineFingerprint("web")
     assert rule_of(SearchText("oats")) is rule_of(CallTool("look", {}, read_only=True)) is ClaimRule.ONCE_PER_CALLER
     assert rule_of(CallTool("send", {})) is ClaimRule.ALONE and request_key(engine, "", CallTool("send", {})) is None

@@ -17,7 +17,7 @@ def tried() -> StepAllowance:
     return allowance
 
 
-def test_some_guesses_are_tried_before_anything_was_brought() -> None:
+def test_first_drafts_are_allowed_before_any_tokens_are_saved() -> None:
     allowance = StepAllowance()
     for _ in range(5):
         assert not allowance.debt(ROWS, 0.3)
@@ -25,7 +25,7 @@ def test_some_guesses_are_tried_before_anything_was_brought() -> None:
     assert not allowance.debt(ROWS, 0.0) and allowance.left(16) == 2.0
 
 
-def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
+def test_search_cost_is_repaid_by_small_share_of_step_time() -> None:
     allowance = tried()
     allowance.charge_search(ROWS, 0.55)
     assert allowance.debt(ROWS, 0.0) in (20, 21)
@@ -36,13 +36,13 @@ def test_looking_is_paid_for_by_a_small_share_of_the_time() -> None:
     assert allowance.debt(ROWS, 0.0) == 0
 
 
-def test_debts_of_looking_are_no_longer_than_a_pause() -> None:
+def test_search_debt_is_capped_at_one_pause() -> None:
     allowance = StepAllowance()
     allowance.charge_search(ROWS, 100.0)
     assert 50 <= allowance.debt(ROWS, 0.0) <= 64
 
 
-def test_drafts_are_looked_for_once_they_can_be_paid_for() -> None:
+def test_drafts_are_searched_for_again_once_debt_is_repaid() -> None:
     allowance = tried()
     allowance.charge_drafts(ROWS, 0.5, saved=0.0)
     assert allowance.debt(ROWS, 0.2) == pytest.approx(80, abs=1) and allowance.debt(ROWS, 0.0) == 0
@@ -51,7 +51,7 @@ def test_drafts_are_looked_for_once_they_can_be_paid_for() -> None:
     assert allowance.debt(ROWS, 0.2) == 0 and allowance.left(ROWS) < 0.21
 
 
-def test_where_all_drafts_cost_much_they_are_tried_all_the_same() -> None:
+def test_expensive_drafts_are_tried_again_after_enough_steps() -> None:
     allowance = StepAllowance()
     for _ in range(2000):
         allowance.earn(ROWS, 1, 3.0)
@@ -63,7 +63,7 @@ def test_where_all_drafts_cost_much_they_are_tried_all_the_same() -> None:
     assert allowance.left(16) == 2.0, "as far ahead as that"
 
 
-def test_drafts_that_save_more_than_they_take_pay_for_what_is_looked_for() -> None:
+def test_profitable_drafts_pay_for_their_search() -> None:
     allowance = StepAllowance()
     for _ in range(100):
         allowance.charge_search(ROWS, 0.3)
@@ -71,7 +71,7 @@ def test_drafts_that_save_more_than_they_take_pay_for_what_is_looked_for() -> No
         assert allowance.debt(ROWS, 0.4) == 0
 
 
-def test_drafts_that_save_less_do_not() -> None:
+def test_unprofitable_drafts_run_into_debt_within_four_steps() -> None:
     allowance = tried()
     steps = 0
     while not allowance.debt(ROWS, 0.2):
@@ -80,7 +80,7 @@ def test_drafts_that_save_less_do_not() -> None:
     assert 2 <= steps <= 4
 
 
-def test_where_others_wait_for_places_more_comes_of_what_is_saved() -> None:
+def test_savings_count_more_when_freed_slots_are_reused() -> None:
     allowance = StepAllowance()
     for _ in range(100):
         allowance.charge_drafts(ROWS, 0.2, 0.3, slot_reuse=1.0)
@@ -96,7 +96,7 @@ def test_numbers_of_rows_are_apart() -> None:
     assert allowance.debt(16, 0.0) == allowance.debt(13, 0.0) > 0 == allowance.debt(ROWS, 0.0)
 
 
-def test_a_step_that_cost_more_than_was_expected_is_paid_for_before_the_next() -> None:
+def test_overrun_of_step_is_repaid_before_next_draft() -> None:
     allowance = tried()
     allowance.charge_drafts(ROWS, 1.5, saved=0.0)
     assert allowance.left(ROWS) == -1.0 and allowance.debt(ROWS, 0.0) == pytest.approx(400, abs=2)
@@ -135,7 +135,7 @@ def step(
     return found
 
 
-def test_rows_with_a_text_that_misleads_do_not_stop_the_others() -> None:
+def test_misleading_texts_do_not_stop_lookup_drafts() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     assert [step(budget, clock, {}, 1.0) for _ in range(2)] == [[], [WITH_TEXTS, WITHOUT_TEXTS]]
@@ -144,7 +144,7 @@ def test_rows_with_a_text_that_misleads_do_not_stop_the_others() -> None:
     assert found[0] == [WITH_TEXTS, WITHOUT_TEXTS] and found[-1] == [WITHOUT_TEXTS]
 
 
-def test_a_pause_is_as_long_as_what_is_owed_and_over_with_other_requests() -> None:
+def test_pause_lasts_until_debt_is_repaid_or_requests_change() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     for _ in range(4):
@@ -156,7 +156,7 @@ def test_a_pause_is_as_long_as_what_is_owed_and_over_with_other_requests() -> No
     assert 40 <= left_out <= 64
 
 
-def test_an_engine_that_had_nothing_to_do_has_earned_nothing() -> None:
+def test_idle_time_of_engine_repays_no_debt() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     for _ in range(4):
@@ -166,7 +166,7 @@ def test_an_engine_that_had_nothing_to_do_has_earned_nothing() -> None:
     assert budget._allowances[WITH_TEXTS].debt(ROWS, 0.0) == pytest.approx(debt, abs=3) and debt > 50
 
 
-def test_a_step_in_which_a_row_was_prefilled_says_nothing_of_steps_without_drafts() -> None:
+def test_steps_with_prefilling_are_not_counted_as_undrafted_steps() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     step(budget, clock, {}, 9.0, prefilling=2)
@@ -175,7 +175,7 @@ def test_a_step_in_which_a_row_was_prefilled_says_nothing_of_steps_without_draft
     assert budget._costs.undrafted(ROWS) == pytest.approx(1.0)
 
 
-def test_it_is_seen_whether_places_are_waited_for() -> None:
+def test_slot_reuse_is_measured_and_reset_by_forget() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
 
@@ -193,7 +193,7 @@ def test_it_is_seen_whether_places_are_waited_for() -> None:
     assert budget.slot_reuse(ROWS) == 0.0
 
 
-def test_one_step_costs_no_more_than_half_of_what_is_left() -> None:
+def test_step_costs_at_most_half_of_remaining_allowance() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     step(budget, clock, {}, 1.0)
@@ -207,7 +207,7 @@ def test_one_step_costs_no_more_than_half_of_what_is_left() -> None:
     assert budget.max_cost([WITH_TEXTS], ROWS) == pytest.approx(least), "but for the shortest drafts that there are"
 
 
-def test_few_of_those_that_are_told_find_out_whether_drafts_pay() -> None:
+def test_rows_with_texts_are_limited_when_allowance_is_low() -> None:
     """All of them as long as much is left; the others, whose looks take less, in any case."""
     clock, rows = Clock(), 16
     budget, model = DraftBudget(clock), SharedStepModel([(rows, 0.8, [(0, 1.0), (64, 3.0)])])
@@ -225,7 +225,7 @@ def test_few_of_those_that_are_told_find_out_whether_drafts_pay() -> None:
     assert budget.max_rows(WITH_TEXTS, rows) == 0 and budget.max_rows(WITHOUT_TEXTS, rows) == rows
 
 
-def test_texts_are_tried_again_later_than_what_is_looked_up() -> None:
+def test_texts_are_retried_later_than_lookups() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_texts_are_tried_again_later_than_what_is_looked_up() -> None:
     assert 2 * looked[WITHOUT_TEXTS] < looked[WITH_TEXTS] < 3 * looked[WITHOUT_TEXTS]
 
 
-def test_all_is_forgotten() -> None:
+def test_forget_clears_debts_and_measured_costs() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     for _ in range(4):
@@ -249,7 +249,7 @@ def test_all_is_forgotten() -> None:
     assert [step(budget, clock, {}, 1.0) for _ in range(2)] == [[], [WITH_TEXTS, WITHOUT_TEXTS]]
 
 
-def test_a_step_with_other_requests_is_paid_for_as_well() -> None:
+def test_steps_with_changed_requests_are_charged() -> None:
     """One leaves with each step, and another one comes: what such steps take is known from others."""
     clock = Clock()
     budget = DraftBudget(clock)
@@ -271,7 +271,7 @@ def test_a_step_with_other_requests_is_paid_for_as_well() -> None:
     assert found == [WITH_TEXTS, WITHOUT_TEXTS], "nothing was verified for those that have left"
 
 
-def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
+def test_measured_step_times_override_the_profile() -> None:
     """Verifying was measured on an idle engine."""
     clock = Clock()
     budget = DraftBudget(clock)
@@ -280,7 +280,7 @@ def test_what_steps_take_is_believed_more_than_what_was_expected() -> None:
     assert budget.slowdown(ROWS) == pytest.approx(2.5 / 1.5, rel=0.05)
 
 
-def test_only_a_part_is_paid_where_others_drafted_the_rest() -> None:
+def test_cost_of_shared_step_is_split_by_drafted_tokens() -> None:
     clock = Clock()
     budget = DraftBudget(clock)
     shared = {0: ChosenDraft(WITH_TEXTS, 12, 0.25), 1: ChosenDraft(WITHOUT_TEXTS, 4, 0.25)}

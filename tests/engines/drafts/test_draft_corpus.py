@@ -18,7 +18,7 @@ def agreed(tokens: list[int], last: list[int], place: int) -> int:
 
 
 @given(TOKENS, TOKENS, st.sampled_from([1, 2]))
-def test_no_place_agrees_with_more_of_the_last_tokens(tokens: list[int], last: list[int], least: int) -> None:
+def test_best_match_is_longest_among_all_positions(tokens: list[int], last: list[int], least: int) -> None:
     """Among the latest dozen of places; a short text has no more than that of most pairs."""
     place, found = Corpus(tokens).best(last, min_match=least)
     every = [agreed(tokens, last, at) for at in range(len(tokens))]
@@ -30,7 +30,7 @@ def test_no_place_agrees_with_more_of_the_last_tokens(tokens: list[int], last: l
 
 
 @given(TOKENS, st.lists(TOKENS, max_size=5))
-def test_a_corpus_that_grew_is_one_that_was_made_at_once(first: list[int], more: list[list[int]]) -> None:
+def test_grown_corpus_equals_corpus_built_at_once(first: list[int], more: list[list[int]]) -> None:
     grown, whole = Corpus(first), [*first, *(token for one in more for token in one)]
     for one in more:
         grown.add(one)
@@ -40,7 +40,7 @@ def test_a_corpus_that_grew_is_one_that_was_made_at_once(first: list[int], more:
 
 
 @given(TOKENS, TOKENS, st.sampled_from([1, 2]), st.integers(0, 20))
-def test_an_index_finds_what_the_first_looks_find(tokens: list[int], last: list[int], least: int, after: int) -> None:
+def test_index_finds_the_same_matches_as_a_scan(tokens: list[int], last: list[int], least: int, after: int) -> None:
     corpus = Corpus(tokens)
     looks = [corpus.best(last, min_match=least, after=after) for _ in range(12)]
     assert looks == [looks[0]] * 12
@@ -48,20 +48,20 @@ def test_an_index_finds_what_the_first_looks_find(tokens: list[int], last: list[
     assert {corpus.latest(token) for _ in range(12)} == {Corpus(tokens).latest(token)}
 
 
-def test_the_later_of_two_places_counts_and_with_after_the_next_one() -> None:
+def test_latest_match_wins_unless_after_is_given() -> None:
     corpus = Corpus([1, 2, 7, 1, 2, 8, 1, 2, 9])
     assert corpus.continuation(corpus.best([1, 2])[0], 1) == [9]
     assert corpus.continuation(corpus.best([1, 2], after=3)[0], 1) == [8]
     assert corpus.best([2, 1]) == (-1, 0)
 
 
-def test_the_longer_of_two_matches_counts_wherever_it_is() -> None:
+def test_longer_match_wins_over_later_match() -> None:
     corpus = Corpus([5, 1, 2, 7, 6, 1, 2, 8])
     assert corpus.continuation(corpus.best([5, 1, 2])[0], 1) == [7]
     assert corpus.best([5, 1, 2])[1] == 3
 
 
-def test_nothing_is_found_across_the_end_of_a_text() -> None:
+def test_continuation_stops_at_end_of_text() -> None:
     corpus = Corpus([1, 2, 3, -1, -2, 4, 5])
     assert corpus.continuation(corpus.best([1, 2])[0], 9) == [3]
     assert corpus.continuation(0, 9) == [1, 2, 3]

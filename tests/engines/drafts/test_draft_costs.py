@@ -16,7 +16,7 @@ def seen(*seconds: float, rows: int = 4, expected: float = 1.2) -> StepCosts:
     return costs
 
 
-def test_of_a_number_of_rows_that_is_new_as_much_is_known_as_of_the_nearest() -> None:
+def test_unseen_row_count_uses_cost_of_nearest() -> None:
     """Where requests end one after another each step has fewer rows, and none is seen twice."""
     costs = StepCosts()
     costs.record_undrafted(16, 2.0)
@@ -25,14 +25,14 @@ def test_of_a_number_of_rows_that_is_new_as_much_is_known_as_of_the_nearest() ->
     assert costs.undrafted(8) is None and costs.undrafted(17) is None
 
 
-def test_until_one_is_seen_steps_take_what_was_expected() -> None:
+def test_slowdown_is_one_until_both_kinds_of_step_are_seen() -> None:
     assert StepCosts().slowdown(4) == 1.0 == seen().slowdown(4)
     unknown = StepCosts()
     unknown.record_drafted(4, 5.0, 1.2)
     assert unknown.slowdown(4) == 1.0, "nobody knows what one without takes"
 
 
-def test_it_is_soon_known_what_they_take() -> None:
+def test_slowdown_follows_first_measured_steps() -> None:
     assert seen(1.8).slowdown(4) == pytest.approx(1.5)
     assert seen(2.4, 2.4, 2.4).slowdown(4) == pytest.approx(2.0, rel=0.1)
     assert seen(0.9, 0.9).slowdown(4) == 1.0, "the step without drafts that was seen took long for another reason"
@@ -40,7 +40,7 @@ def test_it_is_soon_known_what_they_take() -> None:
     assert seen(1.8).slowdown(8) == 1.0
 
 
-def test_now_and_then_a_step_takes_long_for_another_reason() -> None:
+def test_slow_outliers_do_not_change_the_estimate() -> None:
     often = [1.2] * 9
     assert seen(*often, 30.0, *often, 30.0, *often).slowdown(4) == pytest.approx(1.0, rel=0.05)
     assert seen(30.0, *often, *often).slowdown(4) == pytest.approx(1.0, rel=0.05), "the first one, too"

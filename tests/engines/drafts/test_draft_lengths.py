@@ -25,7 +25,7 @@ PROFILE = EngineProfile(
 )
 
 
-def test_what_verifying_costs() -> None:
+def test_verification_cost_is_interpolated_between_batches() -> None:
     assert PROFILE.step(0, 1) == pytest.approx(0.010) and PROFILE.step(10, 1) == pytest.approx(0.0115)
     assert PROFILE.verify(16, 1) == pytest.approx(0.002)
     assert PROFILE.verify(4, 10) == pytest.approx((0.012 + 0.070) / 2)
@@ -38,7 +38,7 @@ def of(rows: int, share: float, most: int = 16) -> int:
     return for_share(longest_of_rows(longest_drafts(PROFILE, most), rows), share)
 
 
-def test_drafts_are_shorter_where_they_cost_more_and_none_where_they_do_not_pay() -> None:
+def test_longest_draft_shrinks_with_rows_down_to_none() -> None:
     assert of(1, 0.8) == 16 and 0 < of(4, 0.8) < 16 and of(16, 0.8) == 0
     for rows, longest in longest_drafts(PROFILE, 16):
         for i, k in enumerate(longest):
@@ -48,14 +48,14 @@ def test_drafts_are_shorter_where_they_cost_more_and_none_where_they_do_not_pay(
     assert not longest_drafts(EngineProfile(), 16)
 
 
-def test_drafts_are_shorter_where_less_of_them_is_right() -> None:
+def test_longest_draft_shrinks_with_acceptance_rate() -> None:
     for _, longest in (*longest_drafts(PROFILE, 16), *unmeasured_longest_drafts(16)):
         assert list(longest) == sorted(longest)
     assert of(1, 0.02) == 0 < of(1, 0.3) < of(1, 0.95)
     assert of(4, 0.1) == 0 and of(1, 1.0) == 16
 
 
-def test_between_and_beyond_the_batches_that_were_measured() -> None:
+def test_draft_lengths_cover_row_counts_that_were_not_measured() -> None:
     known = [(1, (16,)), (4, (8,)), (16, (2,))]
     found = [longest_of_rows(known, rows)[0] for rows in (1, 2, 4, 5, 16, 17, 32, 64)]
     assert found == [16, 8, 8, 2, 2, 1, 1, 0]
@@ -64,13 +64,13 @@ def test_between_and_beyond_the_batches_that_were_measured() -> None:
     assert max(rows for rows, _ in longest_drafts(PROFILE, 16)) == 256
 
 
-def test_a_shorter_draft_that_was_held_up_by_something_else_is_not_dearer() -> None:
+def test_slow_outlier_in_profile_does_not_raise_draft_lengths() -> None:
     noisy = EngineProfile(verifying={1: Curve(((0, 0.020), (4, 0.011), (16, 0.012)))})
     [(_, longest)] = longest_drafts(noisy, 16)
     assert for_share(longest, 0.02) == 0, "not the slow one is the measure of what a step takes without"
 
 
-def test_many_rows_that_were_measured_to_be_quicker_than_few_are_not_without_any_time() -> None:
+def test_noisy_profile_with_zero_step_time_is_accepted() -> None:
     """Of batches of more than were measured the seconds are drawn out, here down to none."""
     points = {1: ((0, 0.010), (4, 0.030)), 4: ((0, 0.011), (4, 0.020)), 16: ((0, 0.012), (4, 0.013))}
     noisy = EngineProfile(verifying={rows: Curve(curve) for rows, curve in points.items()})
@@ -78,10 +78,10 @@ def test_many_rows_that_were_measured_to_be_quicker_than_few_are_not_without_any
     assert longest_drafts(noisy, 4) and step_durations(noisy)
 
 
-def test_without_measuring_drafts_end_where_many_rows_share_a_step() -> None:
+def test_unmeasured_engine_drafts_nothing_for_large_batches() -> None:
     assert for_share(longest_of_rows(unmeasured_longest_drafts(16), 1), 0.95) == 16
     assert set(longest_of_rows(unmeasured_longest_drafts(16), 100)) == {0}
 
 
-def test_it_is_kept_with_the_profile() -> None:
+def test_verification_curves_survive_json_round_trip() -> None:
     assert EngineProfile(**from_json(to_json(PROFILE))) == PROFILE

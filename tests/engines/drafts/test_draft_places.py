@@ -16,11 +16,11 @@ def after(slots: SlotReuseEstimator, *steps: str, each: int = 1, idle: bool = Fa
     return slots
 
 
-def test_nothing_is_known_until_a_request_ends() -> None:
+def test_slot_reuse_is_zero_until_a_request_ends() -> None:
     assert after(SlotReuseEstimator(), "ab", "ab", "abc").reuse(3) == 0.0
 
 
-def test_places_that_others_take_at_once_are_waited_for() -> None:
+def test_slot_reuse_rises_when_freed_slots_are_refilled() -> None:
     slots = after(SlotReuseEstimator(), "abcd", "bcde", "cdef", "defg")
     assert 0.3 < slots.reuse(4) < 0.4
     for _ in range(30):
@@ -29,18 +29,18 @@ def test_places_that_others_take_at_once_are_waited_for() -> None:
     assert slots.reuse(2) == slots.reuse(5) == 0.0
 
 
-def test_a_caller_needs_some_steps_to_ask_again() -> None:
+def test_slot_refilled_within_few_steps_counts_as_reused() -> None:
     assert after(SlotReuseEstimator(), "abcd", "abc", "abc", "abce", each=4).reuse(4) == 0.125
     assert after(SlotReuseEstimator(), "abcd", "abc", "abc", "abce", each=16).reuse(4) == 0.0
 
 
-def test_a_place_is_of_the_rows_that_there_were() -> None:
+def test_slot_reuse_is_kept_per_row_count() -> None:
     slots = after(SlotReuseEstimator(), "abcd", "abce", "abc", "ab")
     assert after(slots, "ab", "ab", each=40).reuse(4) == pytest.approx(0.125 * (1 - 0.125) ** 2)
     assert after(slots, "ab", "a", "ac").reuse(2) == 0.125
 
 
-def test_those_that_come_to_an_idle_engine_did_not_wait() -> None:
+def test_requests_to_idle_engine_do_not_count_as_reuse() -> None:
     assert after(SlotReuseEstimator(), "abcd", "efgh", idle=True).reuse(4) == 0.0
     assert after(SlotReuseEstimator(), "abcd", "efgh").reuse(4) > 0.4, "all of them ended in the same step"
     later = after(SlotReuseEstimator(), "abcd", "abc")

@@ -77,13 +77,13 @@ def test_a_row_copies_its_prompt() -> None:
     assert batch.step(a=PASSAGE[2:7]) == {"a": PASSAGE[7:15]}, "all was right: a longer one"
 
 
-def test_a_text_that_came_along_is_followed_from_its_first_token() -> None:
+def test_text_of_request_is_drafted_from_its_first_token() -> None:
     batch = Batch()
     batch.join("a", [1, 2], texts=[TEXT])
     assert batch.step(a=PASSAGE[:1]) == {"a": PASSAGE[1:9]}
 
 
-def test_sampled_rows_and_rows_without_output_get_nothing() -> None:
+def test_sampled_rows_and_rows_without_output_get_no_draft() -> None:
     batch = Batch(budget=64)
     batch.join("a", [1, *PASSAGE], temperature=0.7)
     batch.join("b", [1, *PASSAGE])
@@ -92,7 +92,7 @@ def test_sampled_rows_and_rows_without_output_get_nothing() -> None:
     assert drafts == {"a": [], "b": PASSAGE[2:6], "c": []}
 
 
-def test_rows_that_change_places_keep_their_own() -> None:
+def test_rows_keep_their_drafts_when_reordered() -> None:
     batch = Batch(budget=64)
     batch.join("a", [1, *PASSAGE])
     batch.join("b", [2, *reversed(PASSAGE)])
@@ -101,7 +101,7 @@ def test_rows_that_change_places_keep_their_own() -> None:
     assert batch.step(a=PASSAGE[2:7], b=PASSAGE[::-1][2:7]) == {"a": PASSAGE[7:15], "b": PASSAGE[::-1][7:15]}
 
 
-def test_a_row_that_was_preempted_goes_on() -> None:
+def test_preempted_row_resumes_drafting() -> None:
     batch = Batch()
     batch.join("a", [1, *PASSAGE])
     batch.step(a=PASSAGE[:2])
@@ -112,11 +112,11 @@ def test_a_row_that_was_preempted_goes_on() -> None:
     assert batch.step(a=PASSAGE[4:5])["a"][:3] == PASSAGE[5:8]
 
 
-def test_without_a_runner_nothing_is_drafted() -> None:
+def test_proposer_without_runner_drafts_no_tokens() -> None:
     assert proposer(4).propose([[1], []], np.array([3, 2]), np.zeros((2, 4), dtype=np.int32)) == [[], []]
 
 
-def test_no_row_is_longer_than_the_model_takes() -> None:
+def test_draft_stops_at_the_models_maximum_length() -> None:
     batch = Batch()
     batch.join("a", [*range(98), *PASSAGE, 0, 1])
     batch.tokens["a"] += PASSAGE[:34]
@@ -125,7 +125,7 @@ def test_no_row_is_longer_than_the_model_takes() -> None:
 
 
 @pytest.mark.parametrize(("rows", "each"), [(1, 4), (2, 4), (4, 2), (16, 0)])
-def test_a_full_step_drafts_less(rows: int, each: int) -> None:
+def test_token_budget_is_shared_between_rows(rows: int, each: int) -> None:
     """Four tokens at first, eight of all rows: nothing where not even one a row is left."""
     batch = Batch(budget=8)
     for row in range(rows):
@@ -134,7 +134,7 @@ def test_a_full_step_drafts_less(rows: int, each: int) -> None:
     assert {len(draft) for draft in drafts.values()} == {each}
 
 
-def test_outputs_of_an_app_serve_its_next_request_and_are_forgotten() -> None:
+def test_outputs_of_an_app_are_drafted_until_forgotten() -> None:
     batch = Batch()
     batch.join("a", [1, 2], app="x", tenant="t")
     batch.step(a=PASSAGE[:20])
@@ -163,19 +163,19 @@ def test_outputs_of_an_app_serve_its_next_request_and_are_forgotten() -> None:
         True,
     ],
 )
-def test_settings_that_make_no_sense_say_so(given: Any) -> None:
+def test_invalid_draft_settings_raise_with_a_hint(given: Any) -> None:
     with pytest.raises(TeolaError) as raised:
         drafts_of(given)
     assert raised.value.hint
 
 
-def test_settings() -> None:
+def test_draft_settings_are_parsed_from_yaml_values() -> None:
     assert drafts_of("off") is None and drafts_of(False) is None, "YAML reads `off` as false"
     assert drafts_of("auto") == Drafts() == drafts_of({})
     assert drafts_of({"tokens": 3}) == Drafts(tokens=3)
 
 
-def test_a_tenant_is_forgotten_while_its_requests_run_and_after_they_have_left() -> None:
+def test_forget_drops_outputs_of_running_and_ended_requests() -> None:
     batch = Batch()
     batch.join("a", [1, 2], app="x", tenant="t")
     batch.step(a=PASSAGE[:20])
@@ -195,7 +195,7 @@ def test_lookup_can_be_off() -> None:
     assert batch.step(a=PASSAGE[:2])["a"] == []
 
 
-def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
+def test_draft_length_follows_the_number_of_rows() -> None:
     batch = Batch(tokens=16)
     batch.proposer.set_longest_drafts([(1, (16,) * SHARES), (4, (6,) * SHARES), (8, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], texts=[TEXT])
@@ -210,14 +210,14 @@ def test_drafts_are_as_long_as_they_pay_beside_so_many_rows() -> None:
     assert set(map(len, batch.step(a=PASSAGE[18:19], **written).values())) == {0}
 
 
-def test_a_budget_of_the_users_holds() -> None:
+def test_budget_of_user_overrides_draft_lengths() -> None:
     batch = Batch(budget=4)
     batch.proposer.set_longest_drafts([(1, (0,) * SHARES)])
     batch.join("a", [1, *PASSAGE], texts=[TEXT])
     assert len(batch.step(a=PASSAGE[:1])["a"]) == 4
 
 
-def test_for_measuring_every_greedy_row_gets_as_many() -> None:
+def test_fixed_length_applies_to_every_greedy_row() -> None:
     batch = Batch()
     batch.proposer.set_longest_drafts([(1, (0,) * SHARES)])
     batch.join("a", [1, 2, 3])
@@ -228,7 +228,7 @@ def test_for_measuring_every_greedy_row_gets_as_many() -> None:
     assert batch.step(a=[8], b=[8]) == {"a": [], "b": []}
 
 
-def test_for_measuring_steps_are_timed_where_the_one_before_had_as_many_rows() -> None:
+def test_only_steps_with_unchanged_row_count_are_timed() -> None:
     batch = Batch()
     batch.join("a", [1, 2, 3])
     batch.proposer.fix_length(2)
@@ -289,7 +289,7 @@ class Timed(Batch):
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_rows_that_find_nothing_are_looked_at_now_and_then(measured: bool) -> None:
+def test_rows_without_matches_are_searched_rarely(measured: bool) -> None:
     """Also on a server, where nothing is measured."""
     batch = Timed(measured=measured)
     batch.nothing(60)
@@ -297,7 +297,7 @@ def test_rows_that_find_nothing_are_looked_at_now_and_then(measured: bool) -> No
     assert batch.nothing(100) <= 10
 
 
-def test_rows_that_copy_draft_beside_each_other_also_where_nothing_was_measured() -> None:
+def test_copying_rows_draft_together_on_unmeasured_engine() -> None:
     batch, drafted = Timed(measured=False), 0
     for name in "cd":
         batch.join(name, [ord(name)], texts=[TEXT])
@@ -307,13 +307,13 @@ def test_rows_that_copy_draft_beside_each_other_also_where_nothing_was_measured(
     assert drafted > 20
 
 
-def test_with_a_budget_of_the_users_they_are_looked_at_as_a_row_alone_is() -> None:
+def test_rows_with_a_budget_of_the_user_are_searched_more_often() -> None:
     batch = Timed(measured=False, budget=8)
     batch.nothing(460)
     assert batch.nothing(100) > 10
 
 
-def test_what_came_while_nobody_looked_is_known_afterwards() -> None:
+def test_tokens_of_skipped_steps_are_seen_by_the_next_search() -> None:
     batch = Timed()
     batch.nothing(60)
     drafts = [batch.step(a=[PASSAGE[i]], b=[5000 + i]) for i in range(len(PASSAGE) - 1)]
@@ -322,7 +322,7 @@ def test_what_came_while_nobody_looked_is_known_afterwards() -> None:
     assert row is not None and row.output == batch.tokens["a"][1 + len(PASSAGE) : len(row)]
 
 
-def test_a_request_that_is_new_is_looked_at_where_others_are_left_out() -> None:
+def test_new_request_is_searched_while_others_pause() -> None:
     batch = Timed()
     batch.nothing(60)
     assert batch.proposer._drafter.skip_step(["a", "b"]) and not batch.proposer._drafter.skip_step(["a", "b", "c"])
@@ -331,7 +331,7 @@ def test_a_request_that_is_new_is_looked_at_where_others_are_left_out() -> None:
     assert drafts == {"a": [], "b": [], "c": PASSAGE[1:2]}, "a short one first"
 
 
-def test_one_row_alone_is_looked_at_at_once() -> None:
+def test_row_left_alone_is_searched_at_once() -> None:
     batch = Timed()
     batch.nothing(60)
     batch.leave("b")
@@ -340,7 +340,7 @@ def test_one_row_alone_is_looked_at_at_once() -> None:
     assert batch.step(a=PASSAGE[:2])["a"][:2] == PASSAGE[2:4]
 
 
-def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
+def test_resting_row_is_skipped_until_its_next_search() -> None:
     """Where nothing is copied. Then it is known what came meanwhile."""
     batch = Batch()
     batch.join("a", PASSAGE[:20])
@@ -357,7 +357,7 @@ def test_a_row_alone_that_rests_is_left_out_until_it_is_looked_at() -> None:
     assert not drafter.skip_step(["b"])
 
 
-def test_what_is_left_out_is_known_beforehand() -> None:
+def test_skipped_steps_are_announced_by_pause() -> None:
     """Steps of several requests, and of one; what was not made of them, as the requests are others, did not pass."""
     batch = Timed()
     batch.nothing(60)
@@ -370,7 +370,7 @@ def test_what_is_left_out_is_known_beforehand() -> None:
     assert drafter.skip_step(["a", "b"]) and not drafter.skip_step(["a", "b"])
 
 
-def test_a_sampled_request_alone_is_left_out_beforehand() -> None:
+def test_pause_skips_steps_of_a_single_sampled_request() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
@@ -378,7 +378,7 @@ def test_a_sampled_request_alone_is_left_out_beforehand() -> None:
     assert proposer(4).pause() == 0, "without a runner"
 
 
-def test_nothing_is_left_out_beforehand_while_it_is_measured() -> None:
+def test_pause_skips_no_steps_while_measuring() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
@@ -386,7 +386,7 @@ def test_nothing_is_left_out_beforehand_while_it_is_measured() -> None:
     assert batch.proposer.pause() == 0
 
 
-def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
+def test_single_sampled_request_is_skipped_for_64_steps() -> None:
     batch = Batch()
     batch.join("a", PASSAGE, temperature=0.7)
     batch.step(a=[1])
@@ -394,7 +394,7 @@ def test_a_sampled_request_alone_is_hardly_asked_about() -> None:
     assert all(drafter.skip_step(["a"]) for _ in range(64)) and not drafter.skip_step(["a"])
 
 
-def test_steps_of_several_without_drafts_are_measured_as_they_are_left_out() -> None:
+def test_skipped_steps_of_several_rows_are_timed() -> None:
     drafter = proposer(4)._drafter
     drafter.fix_length(0)
     assert all(drafter.skip_step(["a", "b"]) for _ in range(3)) and not drafter.skip_step(["a"])

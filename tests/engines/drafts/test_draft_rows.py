@@ -39,7 +39,7 @@ def written(row: RequestDrafter, output: Sequence[int], longest: Sequence[int] =
 
 
 @given(TOKENS, st.lists(TOKENS, max_size=3), TOKENS, TOKENS)
-def test_whatever_is_drafted_the_row_holds_what_was_written(
+def test_row_output_equals_written_tokens_for_any_drafts(
     prompt: list[int], texts: list[list[int]], recent: list[int], output: list[int]
 ) -> None:
     row = RequestDrafter(prompt, len(prompt), texts, Corpus(recent), MOST)
@@ -47,7 +47,7 @@ def test_whatever_is_drafted_the_row_holds_what_was_written(
     assert row.output == output and len(row) == len(prompt) + len(output)
 
 
-def test_a_text_that_is_right_is_written_in_a_few_steps() -> None:
+def test_correct_text_is_written_in_few_steps() -> None:
     text = list(range(100, 200))
     row = RequestDrafter([1, 2, 3], 3, [text], None, MOST)
     assert written(row, text) == 6
@@ -63,26 +63,26 @@ def test_a_text_that_is_right_is_written_in_a_few_steps() -> None:
         pytest.param(lambda text: [5, 6, *text], id="another beginning"),
     ],
 )
-def test_a_text_is_picked_up_again_behind_a_difference(changed: object) -> None:
+def test_text_is_followed_again_after_a_difference(changed: object) -> None:
     text = list(range(100, 200))
     output = changed(text)  # type: ignore[operator]
     assert written(RequestDrafter([1, 2, 3], 3, [text], None, MOST), output) <= 16
 
 
-def test_what_the_prompt_holds_is_copied_from_it() -> None:
+def test_passage_of_prompt_is_copied_from_it() -> None:
     passage = list(range(100, 160))
     row = RequestDrafter([1, 2, *passage, 3], 63, (), None, MOST)
     assert written(row, passage) <= 9
 
 
-def test_a_text_that_came_with_the_request_goes_before_the_prompt() -> None:
+def test_text_of_request_is_preferred_to_prompt() -> None:
     prompt, text = [1, 2, 3, 4, 5], [1, 2, 9, 9]
     row = RequestDrafter(prompt, 5, [text], None, MOST)
     row.grow([1, 2])
     assert row.draft(MOST, ALONE) == [9, 9]
 
 
-def test_recent_outputs_serve_where_they_agree_with_more() -> None:
+def test_recent_outputs_are_drafted_if_they_match_longer() -> None:
     row = RequestDrafter([5, 1, 2, 7], 4, (), Corpus([6, 4, 1, 2, 8, 8]), MOST)
     row.grow([4, 1, 2])
     assert row.draft(2, ALONE) == [8, 8]
@@ -96,7 +96,7 @@ def misleading(words: int = 25, length: int = 600) -> list[int]:
 
 @pytest.mark.parametrize("words", [10, 25, 100])
 @pytest.mark.parametrize(("rows", "step"), [(1, 1.0), (16, 1.5)])
-def test_what_is_mostly_wrong_costs_hardly_anything(rows: int, step: float, words: int) -> None:
+def test_misleading_text_costs_at_most_two_percent(rows: int, step: float, words: int) -> None:
     """In steps of a row alone, of which a drafted token takes a twentieth."""
     text = misleading(words, 900)
     row = RequestDrafter(text[:300], 300, (), None, MOST)
@@ -104,7 +104,7 @@ def test_what_is_mostly_wrong_costs_hardly_anything(rows: int, step: float, word
     assert steps * step + row.drafted * rows / 20 <= 1.02 * 600 * step
 
 
-def test_a_text_that_misleads_is_left_alone_and_what_the_prompt_holds_is_found_beside_it() -> None:
+def test_prompt_is_copied_despite_a_misleading_text() -> None:
     passage = list(range(100, 300))
     wrong = [token for i in range(0, 200, 2) for token in (*passage[i : i + 2], 7)]
     row = RequestDrafter([1, *passage, 2], 202, [wrong], None, MOST)
@@ -112,14 +112,14 @@ def test_a_text_that_misleads_is_left_alone_and_what_the_prompt_holds_is_found_b
     assert row.drafted - row.accepted < 40
 
 
-def test_a_row_drafts_again_as_soon_as_its_guesses_are_right() -> None:
+def test_row_drafts_again_once_its_drafts_would_be_accepted() -> None:
     text, passage = misleading(), list(range(100, 160))
     row = RequestDrafter([*passage, *text[:300]], 360, (), None, MOST)
     written(row, text[300:])
     assert written(row, passage) <= 12, "what was not drafted was compared with what came"
 
 
-def test_a_draft_grows_while_all_of_it_is_right() -> None:
+def test_draft_grows_while_all_tokens_are_accepted() -> None:
     row = RequestDrafter([1, *range(100, 200), 2], 102, (), None, MOST)
     row.grow([100])
     drafted = []
@@ -130,7 +130,7 @@ def test_a_draft_grows_while_all_of_it_is_right() -> None:
     assert drafted == sorted(drafted) and drafted[0] <= 4 and drafted[-1] == MOST
 
 
-def test_a_text_without_anything_in_common_gives_nothing() -> None:
+def test_text_without_common_tokens_drafts_no_tokens() -> None:
     text = FollowedText([1, 2, 3])
     text.follow([9, 8], 2)
     assert text.next(4) == []
@@ -138,7 +138,7 @@ def test_a_text_without_anything_in_common_gives_nothing() -> None:
     assert text.next(4) == [3], "a single word that is near counts"
 
 
-def test_of_many_tokens_at_once_the_last_ones_say_where_a_text_goes_on() -> None:
+def test_text_is_followed_from_last_tokens_of_a_long_step() -> None:
     """As where nobody looked for a while."""
     text = FollowedText(range(100, 200))
     output = [*range(100, 110), *range(900, 960), *range(140, 150)]
@@ -149,7 +149,7 @@ def test_of_many_tokens_at_once_the_last_ones_say_where_a_text_goes_on() -> None
     assert whole.next(3) == [190, 191, 192] and whole.agreed == 91, "all are compared while they agree"
 
 
-def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_later() -> None:
+def test_row_without_matches_is_searched_less_often_in_large_batch() -> None:
     text = misleading(500, 400)
     told, looked = dict[int, int](), dict[int, int]()
     for rows in (1, 16):
@@ -168,7 +168,7 @@ def test_beside_others_a_row_that_finds_nothing_looks_less_often_and_is_told_lat
     assert looked == told
 
 
-def test_no_draft_goes_past_the_last_token_of_a_request() -> None:
+def test_draft_ends_at_the_last_token_of_a_request() -> None:
     row = RequestDrafter([1, *range(100, 160)], 61, (), None, MOST, max_total=61 + 5)
     row.grow([100, 101])
     assert len(row.draft(MOST)) == 2, "the step writes one more by itself"
@@ -176,7 +176,7 @@ def test_no_draft_goes_past_the_last_token_of_a_request() -> None:
     assert row.draft(MOST) == []
 
 
-def test_behind_a_single_token_nothing_is_drafted_until_it_was_right_there() -> None:
+def test_single_token_match_is_drafted_only_after_it_proved_right() -> None:
     learned = AppAccuracy()
     row = RequestDrafter([5, 6, 7, 8, 5, 6], 6, (), None, MOST, lookup=True, app_accuracy=learned)
     row.grow([9, 7])
@@ -197,7 +197,7 @@ class Unread(list[list[int]]):
         return super().__iter__()
 
 
-def test_texts_are_read_once_something_is_looked_up() -> None:
+def test_texts_are_read_at_first_draft_and_only_once() -> None:
     texts = Unread([[*range(100, 140)], [7, 101, GAP_TOKEN]])
     row = RequestDrafter([1, 2, 3], 3, texts, None, MOST)
     for token in range(100, 110):
@@ -210,9 +210,7 @@ def test_texts_are_read_once_something_is_looked_up() -> None:
 
 
 @given(WITH_GAPS, TOKENS, st.integers(0, 40))
-def test_a_text_that_is_read_late_is_followed_like_one_that_was_there(
-    texts: list[list[int]], output: list[int], late: int
-) -> None:
+def test_text_read_late_is_followed_like_text_read_early(texts: list[list[int]], output: list[int], late: int) -> None:
     early, lazy = (RequestDrafter([50], 1, texts, None, MOST) for _ in range(2))
     early._read_texts()
     for token in output[:late]:

@@ -21,7 +21,7 @@ def row(*texts: Sequence[int], prompt: Sequence[int] = (50,)) -> RequestDrafter:
 
 
 @given(TOKENS, WITH_GAPS, TOKENS)
-def test_whatever_the_skeletons_say_the_row_holds_what_was_written(
+def test_row_output_equals_written_tokens_for_any_skeletons(
     prompt: list[int], texts: list[list[int]], output: list[int]
 ) -> None:
     made = RequestDrafter(prompt, len(prompt), texts, None, MOST)
@@ -29,7 +29,7 @@ def test_whatever_the_skeletons_say_the_row_holds_what_was_written(
     assert made.output == output
 
 
-def test_the_numbers_of_a_list_are_drafted_and_its_items_are_not() -> None:
+def test_numbers_of_a_list_are_drafted_without_its_items() -> None:
     made, steps = row(LIST), 0
     output = [1, 2, 60, 61, 9, 3, 2, 62, 9, 4, 2, 63, 64, 9]
     done = 0
@@ -45,7 +45,7 @@ def test_the_numbers_of_a_list_are_drafted_and_its_items_are_not() -> None:
     assert (steps, made.accepted) == (len(output) - 5, 5)
 
 
-def test_of_several_labels_the_one_that_agrees_is_drafted() -> None:
+def test_matching_label_of_several_is_drafted() -> None:
     labels = [7, 20, 21, 22, GAP], [7, 30, 31, 32, GAP], [8, 40, GAP]
     made = row(*labels)
     made.grow([7])
@@ -60,7 +60,7 @@ def test_of_several_labels_the_one_that_agrees_is_drafted() -> None:
         pytest.fail("nothing was drafted")
 
 
-def test_a_label_that_differs_is_ruled_out_for_good() -> None:
+def test_differing_label_is_never_drafted_again() -> None:
     made = row([7, 20, 21, GAP])
     made.grow([8])
     assert made.draft(MOST) == []
@@ -68,7 +68,7 @@ def test_a_label_that_differs_is_ruled_out_for_good() -> None:
     assert made.draft(MOST) == []
 
 
-def test_a_gap_before_it_waits_for_its_first_token() -> None:
+def test_text_after_leading_gap_waits_for_its_first_token() -> None:
     made = row([GAP, 7, 20, 21, GAP, 22])
     made.grow([1, 2, 3])
     assert made.draft(MOST) == []
@@ -76,7 +76,7 @@ def test_a_gap_before_it_waits_for_its_first_token() -> None:
     assert made.draft(MOST) == [20, 21]
 
 
-def test_what_comes_behind_a_gap_may_be_left_out() -> None:
+def test_optional_text_after_a_gap_may_be_skipped() -> None:
     """An optional key: the next one is expected."""
     followed = Skeleton([1, GAP, 5, 20, 21, GAP, 5, 30, GAP])
     followed.follow([1, 70, 5, 30])
@@ -86,7 +86,7 @@ def test_what_comes_behind_a_gap_may_be_left_out() -> None:
     assert followed.next(MOST) == [30, 31]
 
 
-def test_an_earlier_call_goes_before_the_form_of_a_call_while_it_agrees() -> None:
+def test_earlier_call_is_preferred_to_form_while_it_matches() -> None:
     form, other = [1, 2, 10, 3, 4, GAP], [1, 2, 11, 3, 5, GAP]
     earlier = [1, 2, 10, 3, 4, 60, 61, 62]
     made = row(earlier, form, other)

@@ -25,22 +25,22 @@ def tokenizer() -> Tokenizer:
     return Tokenizer()
 
 
-def test_nothing_is_encoded_before_it_is_asked_for(tokenizer: Tokenizer) -> None:
+def test_texts_are_encoded_only_when_read(tokenizer: Tokenizer) -> None:
     texts = EncodedTexts(["ab", "c"], TextEncoder(tokenizer))
     assert (len(texts), bool(texts), tokenizer.asked) == (2, True, [])
     assert [*texts] == [[97, 98], [99]] and texts[1] == [99] and [*texts[:1]] == [[97, 98]]
 
 
-def test_without_texts_there_are_none(tokenizer: Tokenizer) -> None:
+def test_empty_list_of_texts_is_false(tokenizer: Tokenizer) -> None:
     assert not EncodedTexts([], TextEncoder(tokenizer))
 
 
-def test_forms_are_kept_and_other_texts_are_not(tokenizer: Tokenizer) -> None:
+def test_encodings_of_forms_are_cached_and_of_texts_are_not(tokenizer: Tokenizer) -> None:
     encode = TextEncoder(tokenizer)
     for _ in range(2):
         assert encode("a" + GAP) == [97, GAP_TOKEN] and encode("b") == [98]
     assert tokenizer.asked == ["a", "b", "b"]
 
 
-def test_of_what_the_tokenizer_does_not_take_there_is_nothing(tokenizer: Tokenizer) -> None:
+def test_text_that_tokenizer_refuses_is_empty(tokenizer: Tokenizer) -> None:
     assert [*EncodedTexts(["é", "é" + GAP, "a"], TextEncoder(tokenizer))] == [(), (), [97]]

@@ -38,7 +38,7 @@ def written(llm: SessionLlm, text: str, **about: Any) -> Generation:
     return llm.run(run())
 
 
-def test_what_was_drafted_is_told(session_llm: SessionLlm) -> None:
+def test_generation_reports_drafted_and_accepted_tokens(session_llm: SessionLlm) -> None:
     plain = written(session_llm, "a text with nothing before it")
     again = written(session_llm, "a text with nothing before it", drafts=(plain.text,))
     assert again == plain
@@ -46,7 +46,7 @@ def test_what_was_drafted_is_told(session_llm: SessionLlm) -> None:
     assert session_llm.engine.profile.drafts == 16
 
 
-def test_a_tenants_outputs_serve_its_app_until_they_are_forgotten(session_llm: SessionLlm) -> None:
+def test_outputs_of_a_tenant_are_drafted_for_its_app_until_forgotten(session_llm: SessionLlm) -> None:
     llm, about = session_llm, {"app": "a", "tenant": "forgotten"}
 
     def accepted(words: str, **more: Any) -> int:
@@ -63,7 +63,7 @@ def test_a_tenants_outputs_serve_its_app_until_they_are_forgotten(session_llm: S
     assert accepted("the seven words of which it is made") == first
 
 
-def test_measuring_tells_what_verifying_takes(session_llm: SessionLlm) -> None:
+def test_measuring_fills_verification_curves(session_llm: SessionLlm) -> None:
     profile = session_llm.run(session_llm.engine.measure())
     assert set(profile.verifying) <= {1, 4, 16} and 1 in profile.verifying
     assert all(seconds > 0 for curve in profile.verifying.values() for _, seconds in curve.points)
@@ -82,7 +82,9 @@ def test_measuring_tells_what_verifying_takes(session_llm: SessionLlm) -> None:
     ],
     ids=str,
 )
-def test_arguments_of_the_users_own_rule_drafts_out(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_conflicting_engine_arguments_disable_drafts_with_a_warning(
+    given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "teola_plugin"):
         engine = VllmEngine("llm", "model", engine_args=given, drafts="auto")
     assert engine._setup.drafts is None
@@ -94,7 +96,7 @@ def test_arguments_of_the_users_own_rule_drafts_out(given: dict[str, Any], caplo
     assert not caplog.messages
 
 
-def test_pools_pass_it_on() -> None:
+def test_pool_passes_draft_settings_to_its_engine() -> None:
     engine: Any = EnginePool.local(llm="some/model", drafts={"tokens": 3}).engine("llm")
     assert engine._setup.drafts.tokens == 3 and engine._setup.drafts_on_cuda
     with pytest.raises(TeolaError, match="tokens is 0"):
@@ -140,7 +142,7 @@ FIXED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_what_a_schema_fixes_is_accepted_and_a_wrong_form_is_harmless(session_llm: SessionLlm, name: str) -> None:
+def test_text_fixed_by_schema_is_accepted_and_wrong_form_is_harmless(session_llm: SessionLlm, name: str) -> None:
     keys = FIXED[name]
     schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
     asked = Generate(Prompt(text="Answer:"), Sampling(max_tokens=48, json_schema=json.dumps(schema)))
@@ -153,7 +155,7 @@ def test_what_a_schema_fixes_is_accepted_and_a_wrong_form_is_harmless(session_ll
 
 
 @pytest.mark.parametrize("words", ["1. one\n2. two\n3. three\n4. four\n", "- a\n- b\n- c\n"])
-def test_forms_that_are_partly_right_change_nothing(session_llm: SessionLlm, words: str) -> None:
+def test_partly_correct_forms_change_no_output(session_llm: SessionLlm, words: str) -> None:
     asked = Generate(Prompt(text=f"A list.\n{words}"), Sampling(max_tokens=32, ignore_eos=True))
     plain, forms = decoded(session_llm, asked), forms_of_list("lines")
     assert decoded(session_llm, asked, *forms) == plain

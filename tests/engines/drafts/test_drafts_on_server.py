@@ -85,7 +85,7 @@ def asked(text: str, **sampling: Any) -> Generate:
     return Generate(Prompt((Message("user", text),)), Sampling(max_tokens=40, **sampling))
 
 
-async def test_labels_and_forms_are_accepted_where_they_are_right(drafting: ApiServer) -> None:
+async def test_correct_labels_and_forms_are_accepted(drafting: ApiServer) -> None:
     async with engine(drafting, drafts=True) as llm:
         question = asked("Is the moon made of cheese?")
         text, _, tokens = await answered(llm, question)
@@ -104,7 +104,7 @@ async def test_labels_and_forms_are_accepted_where_they_are_right(drafting: ApiS
         assert json.loads((await answered(llm, shaped, [json.dumps({"is": text}) + GAP]))[0]) == {"is": text}
 
 
-async def test_outputs_are_kept_for_who_names_a_tenant_until_they_are_forgotten(drafting: ApiServer) -> None:
+async def test_outputs_of_a_named_tenant_are_drafted_until_forgotten(drafting: ApiServer) -> None:
     async with engine(drafting, drafts=True) as llm:
 
         async def accepted(tenant: str, words: str = "") -> float:
@@ -126,14 +126,14 @@ async def test_outputs_are_kept_for_who_names_a_tenant_until_they_are_forgotten(
 
 
 @pytest.mark.parametrize("extra", [{"min_p": 0.1, "temperature": 0.7}, {"logit_bias": {"5": 1}}])
-async def test_what_vllm_refuses_beside_drafts_is_told(drafting: ApiServer, extra: dict[str, Any]) -> None:
+async def test_request_that_vllm_refuses_with_drafts_gets_400(drafting: ApiServer, extra: dict[str, Any]) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, **extra}
     async with httpx.AsyncClient() as client:
         answer = await client.post(f"{drafting.base_url}/chat/completions", json=body)
     assert answer.status_code == 400 and "speculative" in answer.text
 
 
-async def test_whatever_stands_in_vllm_xargs_the_server_answers(drafting: ApiServer) -> None:
+async def test_server_answers_with_any_content_of_vllm_xargs(drafting: ApiServer) -> None:
     body = {"model": MODEL, "prompt": "Hi", "max_tokens": 3, "temperature": 0}
     async with httpx.AsyncClient() as client:
         answers = [

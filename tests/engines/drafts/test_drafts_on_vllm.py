@@ -144,7 +144,7 @@ async def compared(count: int, seed: int, model: str, *, weighed: bool = False) 
 
 
 @pytest.mark.vllm
-def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
+def test_first_cases_are_answered_alike_with_and_without_drafts(session_llm: SessionLlm) -> None:
     """Where no draft pays none is made: that is how the cases are answered without."""
     engine, given = session_llm.engine, list(cases(11, 32))
 
@@ -169,7 +169,7 @@ def test_the_first_cases_on_the_tests_engine(session_llm: SessionLlm) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("weighed", [False, True], ids=["a budget", "weighed against each other"])
-async def test_token_for_token_as_without_drafts(weighed: bool) -> None:
+async def test_drafts_change_no_token_of_any_answer(weighed: bool) -> None:
     found = await compared(1300, int(weighed), str(files.llm_folder()), weighed=weighed)
     print(f"\n{found.compared} compared, {found.drafted} tokens drafted, {found.accepted} of them accepted")
     for kind, number in sorted(found.kinds.items()):

@@ -24,13 +24,13 @@ def lengths(*drafts: tuple[int, float], rows: int = 16, speed: float = 1.0, othe
     return list(SharedStepModel(step_durations(PROFILE)).lengths(offers, speeds))
 
 
-def test_where_such_steps_take_much_longer_than_was_measured_nothing_is_drafted() -> None:
+def test_steps_slower_than_measured_end_drafting() -> None:
     offers, together = [DraftCandidate(8, 0.9, 1.0, 1.0)] * 4, SharedStepModel(step_durations(PROFILE))
     found = [sum(together.lengths(offers, [1.0] * 4, slower)) for slower in (0.8, 1.0, 4.0)]
     assert found[0] == found[1] > 0 == found[2]
 
 
-def test_drafts_cost_no_more_than_may_be_spent() -> None:
+def test_drafts_cost_at_most_the_allowance() -> None:
     offers, together = [DraftCandidate(16, 0.97, 1.0, 1.0)] * 16, SharedStepModel(step_durations(PROFILE))
     found = {left: sum(together.lengths(offers, [1.0] * 16, 1.2, left)) for left in (0.0, 0.3, 0.6, 1.0, 9.0)}
     assert list(found.values()) == sorted(found.values()) and found[0.0] == 0 < found[0.6] < found[9.0]
@@ -46,24 +46,24 @@ def measured(rows: int) -> dict[int, float]:
     return known[min(n for n in known if n >= min(rows, 256))]
 
 
-def test_one_guess_that_is_often_wrong_is_not_what_sixteen_rows_wait_for() -> None:
+def test_unlikely_draft_of_one_row_is_dropped_in_large_batch() -> None:
     assert lengths((4, 0.5)) == [0] and lengths((1, 0.9)) == [0]
     assert lengths((4, 0.5), rows=1)[0] > 0
 
 
-def test_one_row_that_copies_gets_its_draft_beside_fifteen_that_do_not() -> None:
+def test_copying_row_gets_its_draft_among_rows_that_do_not_copy() -> None:
     long, *others = lengths((16, 0.97), *[(2, 0.3)] * 8)
     assert long >= 8 and others == [0] * 8
 
 
-def test_drafts_are_cut_where_their_next_token_is_not_worth_it() -> None:
+def test_drafts_are_cut_where_the_next_token_does_not_pay() -> None:
     sure, likely = lengths((16, 0.97), (16, 0.7), rows=4)
     assert sure == 16 > likely > 0
     assert sum(lengths(*[(16, 0.9)] * 16)) < 16 * 16, "all together cost more"
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 40, 256, 300])
-def test_whatever_is_chosen_more_is_written_a_second(rows: int) -> None:
+def test_chosen_drafts_raise_tokens_per_second(rows: int) -> None:
     drafts = [(16, 0.05 + 0.9 * i / min(rows, 32)) for i in range(min(rows, 32))]
     found = lengths(*drafts, rows=rows)
     steps = measured(rows)
@@ -85,23 +85,23 @@ def test_steps_have_one_of_a_few_sizes() -> None:
     assert sizes and sizes <= {48, 64, 96, 128, 192, 256, 384, 512} | {3, 4, 6, 8, 12, 16, 24, 32}
 
 
-def test_of_drafts_that_are_worth_as_much_as_each_other_no_more_is_taken() -> None:
+def test_equal_drafts_are_cut_to_a_step_size_that_pays() -> None:
     found = lengths(*[(1, 0.95)] * 16)
     assert sum(found) == 16 and sum(lengths(*[(1, 0.95)] * 15)) == 8
 
 
-def test_the_first_token_of_a_step_costs_what_it_costs_a_row_alone() -> None:
+def test_first_drafted_token_costs_as_much_as_for_a_single_row() -> None:
     found = measured(16)
     assert found[1] == pytest.approx(1 + 0.4 / 3.8) and found[32] == pytest.approx(6.0 / 3.8)
     assert list(found.values()) == sorted(found.values())
 
 
-def test_of_one_row_alone_nothing_is_known_of_what_rows_cost_each_other() -> None:
+def test_profile_of_a_single_row_gives_no_shared_step_model() -> None:
     assert step_durations(EngineProfile()) == () == step_durations(EngineProfile(verifying={1: PROFILE.verifying[1]}))
     assert not SharedStepModel(())
 
 
-def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
+def test_fast_row_drafts_less_while_slower_rows_run() -> None:
     """All wait for the last one: what a row alone takes in a step is there until that has ended."""
     drafts = [(16, 0.9)] * 8
     assert sum(lengths(*drafts)) > 0
@@ -110,7 +110,7 @@ def test_a_row_that_is_ahead_does_not_hold_up_those_that_are_behind() -> None:
     assert lengths((16, 0.9), rows=1, speed=3.0) == lengths((16, 0.9), rows=1), "nobody else is there"
 
 
-def test_where_places_are_waited_for_a_token_of_each_row_is_worth_the_same() -> None:
+def test_tokens_of_all_rows_count_equally_when_slots_are_reused() -> None:
     """One that is ahead makes room for another; where none waits it is hardly missed."""
     together, speeds = SharedStepModel(step_durations(PROFILE)), [3.0, 1.0, 1.0, 1.0]
     ahead, behind = together.token_values([3.0, 1.0], speeds)

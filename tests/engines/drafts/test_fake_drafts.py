@@ -93,7 +93,7 @@ def proposed(prompt: str, answer: str, *texts: str) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_copied_answer_takes_the_steps_that_the_proposer_drafts_and_each_as_long_as_it_verifies() -> None:
+def test_copied_answer_takes_the_steps_and_times_of_the_proposer() -> None:
     found = alone(llm(), asked("a", stream=True))
     expected, now = [], 120 * PREFILL
     for drafted, written in proposed(PASSAGE, ANSWER):
@@ -106,11 +106,11 @@ def test_a_copied_answer_takes_the_steps_that_the_proposer_drafts_and_each_as_lo
     assert value.accepted == 41 - len(expected), "the last step ends with what was drafted"
 
 
-def test_without_a_reader_it_ends_at_the_same_time() -> None:
+def test_request_without_reader_ends_at_the_same_time() -> None:
     assert done(alone(llm(), asked("a")))[0] == pytest.approx(done(alone(llm(), asked("a", stream=True)))[0])
 
 
-def test_off_and_profiles_without_drafts_are_as_ever() -> None:
+def test_engine_without_drafts_writes_one_token_a_step() -> None:
     for engine in (llm(PLAIN), llm(drafts="off"), llm(drafts=False)):
         found = alone(engine, asked("a", stream=True))
         assert steps_of(found) == [(pytest.approx(120 * PREFILL + STEP * (i + 1)), 1) for i in range(40)]
@@ -120,14 +120,14 @@ def test_off_and_profiles_without_drafts_are_as_ever() -> None:
         assert engine.decoded.steps == engine.decoded.tokens == 40
 
 
-def test_nothing_to_copy_takes_a_step_a_token() -> None:
+def test_answer_without_matches_takes_one_step_a_token() -> None:
     new = " ".join([word for word in WORDS if word not in PASSAGE][:40])
     value = alone(llm(answer=new), asked("a"))
     assert done(value)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(value)[1].drafted == 0
 
 
-def test_a_text_that_came_along_is_followed_and_picked_up_behind_a_difference() -> None:
+def test_text_of_request_is_followed_again_after_a_difference() -> None:
     before = words("before", 30)
     changed = before.split()
     changed[10] = "else"
@@ -141,14 +141,14 @@ def test_a_text_that_came_along_is_followed_and_picked_up_behind_a_difference() 
     assert engine.decoded.steps <= 6
 
 
-def test_sampled_requests_are_not_drafted_for() -> None:
+def test_sampled_requests_get_no_drafts() -> None:
     found = alone(llm(), asked("a", temperature=0.7, drafts=(ANSWER,)))
     assert done(found)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(found)[1].drafted == 0
 
 
 @pytest.mark.parametrize("drafts", ["auto", "off", {"tokens": 3}, {"lookup": False}, Drafts(tokens=64, recent=0)])
-def test_texts_are_the_same_with_any_drafts(drafts: Any) -> None:
+def test_output_is_the_same_with_any_draft_settings(drafts: Any) -> None:
     rng = random.Random(5)
     copied = " ".join(" ".join(PASSAGE.split()[at : at + 7]) + " " + words(at, 2) for at in rng.sample(range(110), 6))
     engine = llm(answer=copied, drafts=drafts)
@@ -159,7 +159,7 @@ def test_texts_are_the_same_with_any_drafts(drafts: Any) -> None:
     assert decoded.tokens - decoded.accepted <= decoded.steps <= decoded.tokens
 
 
-def test_requests_side_by_side_draft_what_pays_and_last_as_the_profile_says() -> None:
+def test_concurrent_requests_draft_less_than_a_single_one() -> None:
     """Drafts that pay alone are too long for eight, where each of their tokens is verified eight times."""
     dear = replace(PLAIN, drafts=16, verifying={1: Curve.linear(STEP, 0.0), 8: Curve.linear(STEP, STEP)})
     single = done(alone(llm(dear), asked("a")))[1]
@@ -170,13 +170,13 @@ def test_requests_side_by_side_draft_what_pays_and_last_as_the_profile_says() ->
     assert single.drafted > 0 and min(one.drafted for one in beside) < single.drafted
 
 
-def test_a_profile_that_was_not_measured_costs_what_a_token_costs() -> None:
+def test_unmeasured_profile_verifies_at_the_cost_of_a_step() -> None:
     found = alone(llm(replace(DRAFTING, verifying={})), asked("a"))
     assert 5 * STEP < done(found)[0] - 120 * PREFILL < 10 * STEP
     assert (done(found)[0] - 120 * PREFILL) / STEP == pytest.approx(round((done(found)[0] - 120 * PREFILL) / STEP))
 
 
-def test_recent_outputs_of_a_tenant_are_drafted_from_until_they_are_forgotten() -> None:
+def test_recent_outputs_of_a_tenant_are_drafted_until_forgotten() -> None:
     prompt = words("nothing", 20)
 
     async def main() -> list[int]:
@@ -194,7 +194,7 @@ def test_recent_outputs_of_a_tenant_are_drafted_from_until_they_are_forgotten() 
     assert again > 30 and first == other == forgotten == reset == 0
 
 
-def test_what_fails_or_is_cancelled_half_way_leaves_no_row() -> None:
+def test_failed_and_cancelled_requests_leave_no_row() -> None:
     async def main() -> FakeLLM:
         engine = llm(faults=Faults(fail_on=lambda request: request.id == "b"))
 
@@ -210,7 +210,7 @@ def test_what_fails_or_is_cancelled_half_way_leaves_no_row() -> None:
     assert all(engine._drafts._drafter.running(name) is None for name in "abc")
 
 
-def test_options_that_make_no_sense_say_so() -> None:
+def test_invalid_draft_options_raise() -> None:
     with pytest.raises(TeolaError) as raised:
         llm(drafts="sometimes")
     assert raised.value.hint
@@ -220,7 +220,7 @@ def test_options_that_make_no_sense_say_so() -> None:
         profiles.drafting(profiles.rtx3090(), 65)
 
 
-def test_a_gpu_verifies_as_was_measured_on_one() -> None:
+def test_gpu_profile_matches_published_speedup_of_drafts() -> None:
     """Spec-Bench, RTX 3090: 1.74 tokens a step, 1.55 times as fast."""
     assert DRAFTING.step(10, 1) / DRAFTING.step(0, 1) == pytest.approx(1.74 / 1.55, abs=0.01)
     assert DRAFTING.step(0, 64) == pytest.approx(STEP)
@@ -229,14 +229,14 @@ def test_a_gpu_verifies_as_was_measured_on_one() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MACHINES if name != "noop"])
-def test_every_machine_verifies_by_its_own_decoding_and_prefilling(name: str) -> None:
+def test_verification_times_of_each_machine_follow_its_profile(name: str) -> None:
     found = profiles.drafting(MACHINES[name]())["llm"]
     assert found.drafts == 16
     assert found.step(0, 1) == pytest.approx(found.seconds(PrimitiveKind.DECODING, 1))
     assert found.verify(3, 2) == pytest.approx(found.seconds(PrimitiveKind.PREFILLING, 6))
 
 
-def test_the_form_of_an_answer_is_drafted_behind_its_gaps() -> None:
+def test_form_of_an_answer_is_drafted_after_its_gaps() -> None:
     items = [words(i, 6) for i in range(3)]
     text = "".join(f"list item number {i} is as follows: {item}\n" for i, item in enumerate(items))
     form = "".join(f"list item number {i} is as follows: {GAP}\n" for i in range(3))
@@ -247,7 +247,7 @@ def test_the_form_of_an_answer_is_drafted_behind_its_gaps() -> None:
     assert engine.decoded.steps < undrafted.decoded.steps
 
 
-def test_traces_count_what_was_drafted_and_accepted() -> None:
+def test_traces_count_drafted_and_accepted_tokens() -> None:
     from langchain_core.prompts import ChatPromptTemplate
 
     from teola_plugin import accelerate

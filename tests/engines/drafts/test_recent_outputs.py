@@ -15,14 +15,14 @@ def found(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list
     return corpus.continuation(place, 4) if agreed else []
 
 
-def test_an_output_is_found_by_the_same_app_and_tenant_alone() -> None:
+def test_output_is_found_only_by_its_app_and_tenant() -> None:
     kept = RecentOutputs()
     kept.add(ONE, [1, 2, 3, 4])
     assert found(kept, ONE, [1, 2]) == [3, 4]
     assert found(kept, OTHER, [1, 2]) == found(kept, ELSEWHERE, [1, 2]) == []
 
 
-def test_a_tenant_can_be_forgotten_and_so_can_all() -> None:
+def test_forget_drops_one_tenant_or_all() -> None:
     kept = RecentOutputs()
     for source in (ONE, OTHER, ELSEWHERE):
         kept.add(source, [1, 2, 3, 4])
@@ -32,7 +32,7 @@ def test_a_tenant_can_be_forgotten_and_so_can_all() -> None:
     assert kept.of(OTHER) is None
 
 
-def test_the_oldest_outputs_go_first() -> None:
+def test_oldest_outputs_are_evicted_first() -> None:
     kept = RecentOutputs(max_tokens=100)
     for start in range(0, 1000, 10):
         kept.add(ONE, list(range(start, start + 10)))
@@ -42,14 +42,14 @@ def test_the_oldest_outputs_go_first() -> None:
     assert found(kept, ONE, [0, 1]) == []
 
 
-def test_the_apps_that_wrote_nothing_for_longest_go_first() -> None:
+def test_least_recently_writing_app_is_evicted_first() -> None:
     kept = RecentOutputs(max_sources=2)
     for source in (ONE, OTHER, ONE, ELSEWHERE):
         kept.add(source, [1, 2, 3, 4])
     assert kept.of(OTHER) is None and kept.of(ONE) is not None
 
 
-def test_an_output_that_is_too_short_or_fills_everything_is_not_kept() -> None:
+def test_outputs_that_are_too_short_or_too_long_are_not_kept() -> None:
     kept = RecentOutputs(max_tokens=20)
     kept.add(ONE, [1, 2])
     kept.add(ONE, list(range(15)))

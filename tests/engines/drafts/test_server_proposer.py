@@ -47,7 +47,7 @@ class Server:
 
 
 @pytest.mark.usefixtures("fits")
-def test_texts_become_tokens() -> None:
+def test_texts_and_forms_of_a_request_are_drafted() -> None:
     server = Server()
     assert server.first_step("a", "abc", teola_drafts=["abcdef"]) == "def"
     assert server.first_step("b", "N", teola_drafts=["YES" + GAP, "NO" + GAP]) == "O"
@@ -55,7 +55,7 @@ def test_texts_become_tokens() -> None:
 
 
 @pytest.mark.usefixtures("fits")
-def test_outputs_are_kept_for_those_that_name_an_app_or_a_tenant_until_they_are_forgotten() -> None:
+def test_outputs_are_kept_only_for_named_apps_and_tenants() -> None:
     server = Server()
     for about in ({}, {"teola_tenant": "t"}, {"teola_app": "x"}):
         assert server.first_step("1", "abcdefgh", **about) == ""
@@ -67,7 +67,7 @@ def test_outputs_are_kept_for_those_that_name_an_app_or_a_tenant_until_they_are_
     assert server.first_step("7", "abc", teola_app="x") == ""
 
 
-def test_where_it_does_not_fit_one_line_says_so_and_nothing_is_drafted(
+def test_unsupported_vllm_logs_one_warning_and_drafts_no_tokens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shim, "lacking", lambda: ("vllm.this:that",))
@@ -78,7 +78,7 @@ def test_where_it_does_not_fit_one_line_says_so_and_nothing_is_drafted(
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("where", ["encoder", "mend", "max_draft_tokens"])
-def test_nor_does_a_fault_while_it_is_made_end_the_server(
+def test_fault_at_start_logs_one_warning_and_drafts_no_tokens(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -93,7 +93,7 @@ def test_nor_does_a_fault_while_it_is_made_end_the_server(
 
 
 @pytest.mark.usefixtures("fits")
-def test_nor_one_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_fault_in_a_step_logs_one_warning_and_drafts_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     with caplog.at_level(logging.WARNING, LOGGER):
         assert server.proposer.propose([[1], [2]], None, None) == [[], []]
@@ -101,14 +101,14 @@ def test_nor_one_in_a_step(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.messages) == 1
 
 
-def test_what_others_write_there_is_left_out() -> None:
+def test_malformed_extra_arguments_are_ignored() -> None:
     assert DraftTexts.of({"teola_drafts": ["a", 3, "b"], "x": 1}) == DraftTexts(("", ""), ["a", "b"], False)
     assert DraftTexts.of({"teola_drafts": "text"}) == DraftTexts.of({}) == DraftTexts(("", ""), [], False)
     assert DraftTexts.of({"teola_app": 1}).source == ("1", "")
     assert DraftTexts.of(extra_args(["a", "\ud800"], "x", "")) == DraftTexts(("x", ""), ["a"], True)
 
 
-def test_texts_go_to_vllm_as_plain_ones() -> None:
+def test_texts_are_sent_to_vllm_as_plain_str() -> None:
     """It refuses subclasses of `str` where it sends a request on: LangChain's `message.text` is one."""
 
     class Text(str):
