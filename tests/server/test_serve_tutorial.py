@@ -142,7 +142,7 @@ def yaml_blocks(document: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if yaml_blocks(path)], ids=lambda path: path.name)
-def test_settings_that_documents_show_are_accepted(document: Path) -> None:
+def test_settings_shown_in_documents_are_accepted(document: Path) -> None:
     for text in yaml_blocks(document):
         for number in range(text.count("sha256:...")):
             text = text.replace("sha256:...", f"sha256:{number:064x}", 1)

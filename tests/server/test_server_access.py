@@ -57,7 +57,7 @@ def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more
     ["", "sk-teola-wrong", ONE.secret + "x", ONE.settings["hash"]],
     ids=["none", "unknown", "longer", "the hash"],  # keys are new in each process
 )
-def test_a_key_is_needed(server: Served, secret: str) -> None:
+def test_requests_without_valid_key_get_401(server: Served, secret: str) -> None:
     with server.client(secret) as http:
         for answer in (http.post("/v1/chat/completions", json=CHAT), http.get("/v1/models"), http.get("/metrics")):
             assert answer.status_code == 401
@@ -65,12 +65,12 @@ def test_a_key_is_needed(server: Served, secret: str) -> None:
         assert http.get("/health").status_code == 200
 
 
-def test_a_key_may_come_as_x_api_key(server: Served) -> None:
+def test_key_is_accepted_as_x_api_key(server: Served) -> None:
     with server.client() as http:
         assert http.get("/v1/models", headers={"X-Api-Key": ONE.secret}).status_code == 200
 
 
-def test_a_key_sees_its_models(server: Served) -> None:
+def test_key_lists_only_its_models(server: Served) -> None:
     with server.client(OTHER.secret) as http:
         assert [m["id"] for m in http.get("/v1/models").json()["data"]] == ["llm"]
         answer = http.post("/v1/embeddings", json={"model": "embedder", "input": "x"})
@@ -78,7 +78,7 @@ def test_a_key_sees_its_models(server: Served) -> None:
     assert "known: llm." in answer.json()["error"]["message"]
 
 
-def test_figures_are_for_operators(server: Served) -> None:
+def test_metrics_are_limited_to_operators(server: Served) -> None:
     with server.client(OTHER.secret) as http:
         assert http.get("/metrics").status_code == 403
         assert list(http.get("/version").json()) == ["version"]
@@ -97,7 +97,7 @@ def test_keys_are_kept_as_hashes(capsys: Any) -> None:
     assert settings.hash not in repr(settings)
 
 
-def test_what_a_request_carries() -> None:
+def test_secret_is_read_from_either_header() -> None:
     assert (
         secret_from_headers("Bearer abc", "")
         == secret_from_headers("bearer  abc ", "x")
@@ -107,7 +107,7 @@ def test_what_a_request_carries() -> None:
     assert secret_from_headers("", "") == ""
 
 
-def test_names_of_this_machine() -> None:
+def test_loopback_hosts_are_recognized() -> None:
     names = {"localhost:80": "localhost", "[::1]:80": "::1", "a.b": "a.b", "127.0.0.1": "127.0.0.1"}
     assert {header: host_without_port(header) for header in names} == names
     assert is_loopback("127.1.2.3") and is_loopback("::1") and not is_loopback("0.0.0.0") and not is_loopback("x.org")
@@ -116,16 +116,16 @@ def test_names_of_this_machine() -> None:
 # ------------------------------------------------------------ caps and limits
 
 
-def test_an_answer_is_no_longer_than_the_key_allows(server: Served) -> None:
+def test_answer_is_cut_at_the_output_limit_of_the_key(server: Served) -> None:
     assert chat(server, OTHER, max_tokens=50).json()["usage"]["completion_tokens"] == 3
 
 
-def test_a_deadline_within_the_keys(server: Served) -> None:
+def test_deadline_of_key_caps_deadline_of_request(server: Served) -> None:
     reply = chat(server, SHORT, {"X-Teola-Deadline": "30"}, max_tokens=5000, ignore_eos=True)
     assert reply.status_code == 504
 
 
-def test_requests_at_a_time(server: Served) -> None:
+def test_concurrent_requests_of_a_key_are_limited(server: Served) -> None:
     slow = threading.Thread(target=lambda: chat(server, BUSY, max_tokens=300, ignore_eos=True))
     slow.start()
     limits = server.service.callers["busy"].limits
@@ -139,18 +139,18 @@ def test_requests_at_a_time(server: Served) -> None:
     assert chat(server, BUSY).status_code == 200
 
 
-def test_requests_per_minute(server: Served) -> None:
+def test_requests_per_minute_of_a_key_are_limited(server: Served) -> None:
     reply = [chat(server, FEW) for _ in range(3)]
     assert [one.status_code for one in reply] == [200, 200, 429]
     assert 1 <= int(reply[2].headers["retry-after"]) <= 30
 
 
-def test_tokens_per_minute(server: Served) -> None:
+def test_tokens_per_minute_of_a_key_are_limited(server: Served) -> None:
     assert chat(server, COSTLY, max_tokens=30).status_code == 200
     assert chat(server, COSTLY).json()["error"]["code"] == "tokens_limit"
 
 
-def test_what_an_app_costs_is_charged() -> None:
+def test_tokens_of_an_app_are_charged_to_the_key() -> None:
     few = key("few-tokens", tokens_per_minute=10)
     apps = {"chain": {"object": "support.served_apps:chain"}}
     with served(apps=apps, keys=[few.settings]) as server:
@@ -162,7 +162,7 @@ def test_what_an_app_costs_is_charged() -> None:
     assert second.json()["error"]["code"] == "tokens_limit"
 
 
-def test_limits_fill_again() -> None:
+def test_rate_limit_refills_over_time() -> None:
     settings = KeySettings.model_validate({**FEW.settings, "requests_per_minute": 60})
     limits = KeyLimits(settings, 0.0)
     assert [limits.begin(0.0) is None for _ in range(61)].count(True) == 60
@@ -180,7 +180,7 @@ def test_limits_fill_again() -> None:
         ("X-Teola-Deadline", "inf"),
     ],
 )
-def test_headers_that_make_no_sense(server: Served, name: str, value: str) -> None:
+def test_invalid_teola_headers_get_400(server: Served, name: str, value: str) -> None:
     reply = chat(server, ONE, {name: value})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == name.lower()
@@ -210,7 +210,7 @@ def test_requests_join_a_query(server: Served) -> None:
     assert live.seconds is not None and live.seconds < 5
 
 
-def test_a_name_of_another_tenants_is_another_query(server: Served) -> None:
+def test_equal_query_names_of_two_tenants_are_separate(server: Served) -> None:
     headers = {"X-Teola-Query": "same"}
     chat(server, ONE, headers)
     chat(server, OTHER, headers)
@@ -219,7 +219,7 @@ def test_a_name_of_another_tenants_is_another_query(server: Served) -> None:
     assert one.requests == other.requests == 1
 
 
-def test_langchain_joins_by_its_client(server: Served) -> None:
+def test_langchain_requests_join_a_query_by_http_client(server: Served) -> None:
     from langchain_openai import ChatOpenAI
 
     with QueryClient(trust_env=False) as http:
@@ -232,7 +232,7 @@ def test_langchain_joins_by_its_client(server: Served) -> None:
     assert (live.requests, live.app, live.goal) == (2, "chains", 60)
 
 
-def test_langchain_by_base_url_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_langchain_works_with_base_url_only(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
     from pydantic import BaseModel
 
@@ -254,7 +254,7 @@ def test_langchain_by_base_url_alone(server: Served, monkeypatch: pytest.MonkeyP
     assert len(vectors.embed_query("a")) == 32
 
 
-async def test_llamaindex_by_base_url_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_llamaindex_works_with_base_url_only(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
 
@@ -284,7 +284,7 @@ class Clock:
         return self.now
 
 
-def test_what_is_under_way_is_bounded() -> None:
+def test_running_requests_are_limited() -> None:
     admission = Admission(3, 100, Clock())
     first = [admission.admit("a", 10, None) for _ in range(4)]
     assert [isinstance(one, Ticket) for one in first] == [True, True, True, False]
@@ -321,31 +321,31 @@ def simulated(goal: float | None, rate: float, seconds: float = 120.0) -> tuple[
     return answered / seconds, within / max(1, answered), refusal_count
 
 
-def test_at_ten_times_the_capacity_what_is_taken_meets_its_goal() -> None:
+def test_accepted_requests_meet_their_goal_at_tenfold_load() -> None:
     answers, share, refusal = simulated(goal=2.0, rate=100)
     assert answers > 8  # of 10: the engine is busy
     assert share >= 0.95
     assert refusal > 0
 
 
-def test_nothing_is_refused_that_there_is_room_for() -> None:
+def test_no_request_is_refused_below_capacity() -> None:
     answers, share, refusal = simulated(goal=2.0, rate=5)
     assert refusal == 0
     assert share == 1.0
     assert answers > 4.5
 
 
-def test_without_a_goal_nobody_is_refused_for_it() -> None:
+def test_requests_without_goal_are_never_refused_for_it() -> None:
     assert simulated(goal=None, rate=20, seconds=20)[2] == 0
 
 
-def test_before_anything_is_known_some_are_taken() -> None:
+def test_first_requests_are_accepted_before_any_estimate() -> None:
     admission = Admission(1000, 10**6, Clock())
     accepted = [isinstance(admission.admit("new", 1, 0.001), Ticket) for _ in range(FIRST + 3)]
     assert accepted.count(True) == FIRST
 
 
-def test_a_query_that_would_be_late_is_refused_at_once() -> None:
+def test_query_that_would_miss_its_goal_is_refused_at_once() -> None:
     with served(EnginePool.local([sleeping_llm(0.01, requests=1)])) as server, ThreadPoolExecutor(16) as threads:
         who = Key("", {})
         more = {"max_tokens": 20, "ignore_eos": True}
@@ -359,7 +359,7 @@ def test_a_query_that_would_be_late_is_refused_at_once() -> None:
     assert counts.accepted + counts.refused == 25
 
 
-def test_a_burst_is_judged_by_what_is_known_of_less() -> None:
+def test_burst_is_admitted_by_extrapolating_from_lower_load() -> None:
     """Hundreds come before the first of them is answered: what is taken of them is still in time."""
     clock = Clock()
     admission = Admission(10_000, 10**9, clock)

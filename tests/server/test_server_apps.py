@@ -86,7 +86,7 @@ def expected(name: str, pool: EnginePool) -> str:
 @pytest.mark.parametrize(
     "name", ["chain", "model", "graph", "query_engine", "streaming_engine", "chat_engine", "workflow"]
 )
-def test_an_app_answers_as_the_plain_object(client: Any, plain: EnginePool, name: str) -> None:
+def test_served_app_answers_as_the_original(client: Any, plain: EnginePool, name: str) -> None:
     wanted = expected(name, plain)
     assert wanted
     assert text_of(client, name, "cows") == wanted
@@ -96,19 +96,19 @@ def test_an_app_answers_as_the_plain_object(client: Any, plain: EnginePool, name
     assert client.responses.create(model=name, input="cows").output_text == wanted
 
 
-def test_apps_are_models(client: Any) -> None:
+def test_apps_are_listed_as_models(client: Any) -> None:
     kinds = {m.id: m.kind for m in client.models.list()}
     assert kinds["chain"] == "app"
     assert kinds["llm"] == "chat"
 
 
-def test_what_streams_comes_in_pieces(client: Any) -> None:
+def test_streaming_apps_answer_in_several_chunks(client: Any) -> None:
     for name in ("chain", "streaming_engine", "chat_engine", "talking_graph"):
         assert len(streamed(client, name, "cows")[0]) > 2, name
     assert "".join(streamed(client, "talking_graph", "cows")[0]) == text_of(client, "graph", "cows")
 
 
-def test_a_workflow_template_is_an_app(client: Any, plain: EnginePool) -> None:
+def test_workflow_template_is_served_as_an_app(client: Any, plain: EnginePool) -> None:
     deployed = served_apps.template().deploy(plain)
     expected = deployed.run({"topic": "cows"}).answer
     assert text_of(client, "template", "cows") == expected
@@ -120,21 +120,21 @@ def test_a_workflow_template_is_an_app(client: Any, plain: EnginePool) -> None:
     assert text_of(client, "template", "-", extra_body={"metadata": short}) == cut != expected
 
 
-def test_inputs_come_in_metadata(client: Any, plain: EnginePool) -> None:
+def test_app_inputs_are_read_from_metadata(client: Any, plain: EnginePool) -> None:
     inputs = {"one": "salt", "other": "pepper"}
     expected = served_apps.two_keys(plain).invoke(inputs).content
     assert text_of(client, "two_keys", "-", metadata={"inputs": json.dumps(inputs)}) == expected
     assert text_of(client, "two_keys", "-", extra_body={"metadata": {"inputs": inputs}}) == expected
 
 
-def test_a_history_is_told(client: Any, plain: EnginePool) -> None:
+def test_app_gets_the_message_history(client: Any, plain: EnginePool) -> None:
     turns = [("user", "cows"), ("assistant", "eat grass"), ("user", "and sheep")]
     expected = served_apps.model(plain).invoke(turns).content
     messages = [{"role": role, "content": text} for role, text in turns]
     assert client.chat.completions.create(model="model", messages=messages).choices[0].message.content == expected
 
 
-def test_sources_are_told(server: Served) -> None:
+def test_answer_of_query_engine_has_sources(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("query_engine", "what do cows eat")).json()
     assert "grass" in reply["teola"]["sources"][0]["text"]
@@ -149,7 +149,7 @@ def test_sources_are_told(server: Served) -> None:
         ("chain", {"metadata": {"inputs": "{"}}, "not JSON"),
     ],
 )
-def test_what_an_app_cannot_take(server: Served, name: str, more: dict[str, Any], message: str) -> None:
+def test_invalid_app_inputs_get_400(server: Served, name: str, more: dict[str, Any], message: str) -> None:
     for stream in (False, True):
         with server.client() as http:
             reply = http.post("/v1/chat/completions", json=chat_body(name, "x", stream=stream, **more))
@@ -157,7 +157,7 @@ def test_what_an_app_cannot_take(server: Served, name: str, more: dict[str, Any]
         assert message in reply.json()["error"]["message"]
 
 
-def test_what_an_apps_own_code_raises_stays_in_the_log(server: Served, caplog: Any) -> None:
+def test_exception_of_an_app_is_logged_and_not_sent(server: Served, caplog: Any) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("failing", "x"))
         late = http.post("/v1/chat/completions", json=chat_body("failing", "x", stream=True))
@@ -166,7 +166,7 @@ def test_what_an_apps_own_code_raises_stays_in_the_log(server: Served, caplog: A
     assert "secret of x" in caplog.text
 
 
-def test_a_deadline_ends_an_app(server: Served) -> None:
+def test_deadline_stops_an_app(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("waiting", "x"), headers={"X-Teola-Deadline": "0.2"})
     assert reply.status_code == 504
@@ -187,7 +187,7 @@ def test_an_app_runs_as_one_query(server: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["chain", "model", "graph", "query_engine", "chat_engine", "workflow", "template"])
-def test_what_an_app_took_is_told(server: Served, name: str, stream: bool) -> None:
+def test_usage_and_trace_of_an_app_agree(server: Served, name: str, stream: bool) -> None:
     """Tokens in its answer; the primitives that ran, on which engine, in the trace of its query."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     with server.client() as http:
@@ -208,7 +208,7 @@ def test_what_an_app_took_is_told(server: Served, name: str, stream: bool) -> No
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_traces_of_queries_that_apps_begin() -> None:
+def test_traces_of_nested_queries_are_merged() -> None:
     """One of them is the trace; several stand beside one another, under names of their own."""
     spans = [Span("q", "a", name, "TOOL", at, engine="x", parents=("one",)) for at, name in enumerate(("one", "two"))]
     inner = [QueryTrace(f"q{i}", "a", 1.0, 2.0, tuple(spans)) for i in range(2)]
@@ -229,7 +229,7 @@ def test_traces_of_queries_that_apps_begin() -> None:
 
 
 @pytest.mark.parametrize("name", ["NO_APP", "nothing"])
-def test_what_is_no_app(name: str) -> None:
+def test_invalid_app_object_raises_with_a_hint(name: str) -> None:
     with (
         pytest.raises((RegistrationError, Exception), match=r"Next: "),
         served(apps={"x": {"object": f"support.served_apps:{name}"}}),

@@ -34,7 +34,7 @@ def text(tab: Tab, section: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_shows_what_it_is_for(server: Served, tab: Tab, page: str) -> None:
+def test_each_page_shows_its_own_section(server: Served, tab: Tab, page: str) -> None:
     run_query(server)
     tab.open(f"{server.url}/#{page}")
     tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
@@ -47,7 +47,9 @@ def test_each_page_shows_what_it_is_for(server: Served, tab: Tab, page: str) -> 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [320, 390, 1240])
-def test_it_fits_and_can_be_read(server: Served, tab: Tab, page: str, dark: bool, width: int) -> None:
+def test_page_fits_the_screen_with_readable_contrast(
+    server: Served, tab: Tab, page: str, dark: bool, width: int
+) -> None:
     tab.shape(width, 800, dark=dark)
     tab.open(f"{server.url}/#{page}")
     tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
@@ -68,7 +70,7 @@ def focused(tab: Tab) -> str:
     return str(tab.value("document.activeElement.id || document.activeElement.innerText"))
 
 
-def test_a_question_is_asked_by_keyboard_alone(server: Served, tab: Tab) -> None:
+def test_question_can_be_sent_by_keyboard_only(server: Served, tab: Tab) -> None:
     tab.open(f"{server.url}/")
     seen = []
     while focused(tab) != "Try":
@@ -112,7 +114,7 @@ def test_the_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) 
     tab.until("location.pathname === '/' && document.body.innerText.includes('Recent queries')")
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Tab) -> None:
+def test_key_is_requested_and_kept_in_the_tab(tab: Tab) -> None:
     with served(keys=[ONE.settings]) as server:
         tab.open(f"{server.url}/")
         tab.until("!document.getElementById('key-form').hidden")
@@ -127,7 +129,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Tab) -> None:
         tab.value("sessionStorage.clear()")
 
 
-def test_nothing_that_is_asked_or_answered_becomes_markup(server: Served, tab: Tab) -> None:
+def test_questions_and_answers_are_never_rendered_as_markup(server: Served, tab: Tab) -> None:
     with server.client() as http:
         http.post(
             "/v1/chat/completions",
@@ -142,7 +144,7 @@ def test_nothing_that_is_asked_or_answered_becomes_markup(server: Served, tab: T
     assert tab.value("document.title") == "teola" and tab.value("document.querySelectorAll('img').length") == 0
 
 
-def test_inputs_are_json_and_something_is_asked(server: Served, tab: Tab) -> None:
+def test_form_requires_a_message_and_valid_json_inputs(server: Served, tab: Tab) -> None:
     tab.open(f"{server.url}/#try")
     tab.until("document.getElementById('model').options.length > 0")
     for question, inputs, message in (("", "", "Write a message"), ("", "{no}", "The inputs are no JSON")):
@@ -157,7 +159,7 @@ def test_inputs_are_json_and_something_is_asked(server: Served, tab: Tab) -> Non
     assert tab.value("document.getElementById('note').textContent") == ""
 
 
-def test_the_pool_is_live(server: Served, tab: Tab) -> None:
+def test_pool_page_updates_live(server: Served, tab: Tab) -> None:
     tab.open(f"{server.url}/#pool")
     tab.until("document.getElementById('figures').innerText.includes('accepted')")
     before = int(
@@ -170,7 +172,7 @@ def test_the_pool_is_live(server: Served, tab: Tab) -> None:
     tab.until(f"document.getElementById('figures').innerText.includes('{before + 1}')", 10)
 
 
-def test_pictures_can_be_taken(server: Served, tab: Tab, tmp_path: Path) -> None:
+def test_screenshot_of_a_page_is_saved(server: Served, tab: Tab, tmp_path: Path) -> None:
     tab.open(f"{server.url}/#pool")
     tab.picture(tmp_path / "pool.png")
     assert (tmp_path / "pool.png").stat().st_size > 1000

@@ -66,7 +66,7 @@ def visible(tab: Tab, id: str) -> bool:
     return bool(tab.value(f"document.getElementById({id!r}).checkVisibility()"))
 
 
-def test_documents_and_settings_go_with_a_query(server: Served, tab: Tab) -> None:
+def test_documents_and_settings_are_sent_with_a_query(server: Served, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('documents').checkVisibility()")
     assert visible(tab, "settings") and visible(tab, "more")
@@ -91,7 +91,7 @@ def test_documents_and_settings_go_with_a_query(server: Served, tab: Tab) -> Non
     assert len([part for part in parts if part["type"] == "file"]) == 3
 
 
-def test_a_setting_that_makes_no_sense_is_told(server: Served, tab: Tab) -> None:
+def test_invalid_setting_is_reported_on_the_form(server: Served, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('set-found.k') !== null")
     fill(tab, **{"question": "What?", "set-found.k": "0"})
@@ -102,7 +102,7 @@ def test_a_setting_that_makes_no_sense_is_told(server: Served, tab: Tab) -> None
         assert http.get("/v1/queries").json()["data"] == []
 
 
-def test_what_an_app_does_not_take_is_not_offered(server: Served, tab: Tab) -> None:
+def test_form_hides_inputs_that_the_app_does_not_take(server: Served, tab: Tab) -> None:
     trying(server, tab, "chain")
     tab.until("document.getElementById('more').checkVisibility()")
     tab.until("!document.getElementById('documents').checkVisibility()")
@@ -117,7 +117,7 @@ def test_what_an_app_does_not_take_is_not_offered(server: Served, tab: Tab) -> N
     assert last_query(server)["status"] == "done"
 
 
-def test_a_document_that_cannot_be_read_is_told(server: Served, tab: Tab) -> None:
+def test_unreadable_document_is_reported_on_the_form(server: Served, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('documents').checkVisibility()")
     files(tab, ("a.pdf", "application/pdf", b"no pdf at all"))
@@ -127,7 +127,7 @@ def test_a_document_that_cannot_be_read_is_told(server: Served, tab: Tab) -> Non
     tab.faults.clear()  # the browser itself tells of a 400
 
 
-def test_a_query_is_stopped(tab: Tab) -> None:
+def test_running_query_can_be_stopped_on_the_page(tab: Tab) -> None:
     with served(apps={"waiting": {"object": "support.served_apps:waiting"}}) as server:
         trying(server, tab, "waiting")
         fill(tab, question="hello")
@@ -143,7 +143,7 @@ def focused(tab: Tab) -> str:
     return str(tab.value("document.activeElement.id"))
 
 
-def test_a_graph_that_waits_is_answered_by_keyboard_alone(server: Served, tab: Tab) -> None:
+def test_interrupted_graph_is_resumed_by_keyboard_only(server: Served, tab: Tab) -> None:
     """From its question to its answer, and with what it was told."""
     trying(server, tab, "asking")
     fill(tab, question="paint it")
@@ -166,7 +166,7 @@ def test_a_graph_that_waits_is_answered_by_keyboard_alone(server: Served, tab: T
     assert last_query(server)["status"] == "done"
 
 
-def test_what_somebody_has_begun_to_write_stays(server: Served, tab: Tab) -> None:
+def test_page_refresh_keeps_the_text_being_typed(server: Served, tab: Tab) -> None:
     """The page looks again every two seconds; an empty answer is none; what is no JSON is said so."""
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "paint it"}).json()["id"]
@@ -189,7 +189,7 @@ def test_what_somebody_has_begun_to_write_stays(server: Served, tab: Tab) -> Non
     tab.until("document.getElementById('query-text').innerText.includes(\"{'leave': True}\")")
 
 
-def test_two_questions_and_none(server: Served, tab: Tab) -> None:
+def test_form_shows_two_interrupts_or_a_plain_resume(server: Served, tab: Tab) -> None:
     with server.client() as http:
         ids = [
             http.post("/v1/queries", json={"model": m, "input": "x"}).json()["id"]
@@ -210,7 +210,7 @@ def test_two_questions_and_none(server: Served, tab: Tab) -> None:
         tab.until("document.getElementById('query-text').innerText === 'x: nobody asked'")
 
 
-def test_somebody_elses_query_cannot_be_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tab: Tab) -> None:
+def test_query_of_another_tenant_cannot_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tab: Tab) -> None:
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
     other = key("other")
@@ -233,7 +233,7 @@ def test_somebody_elses_query_cannot_be_answered(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("width", "dark"), [(320, False), (390, True), (1240, False)])
-def test_the_forms_fit(server: Served, tab: Tab, width: int, dark: bool) -> None:
+def test_forms_fit_the_screen_width(server: Served, tab: Tab, width: int, dark: bool) -> None:
     tab.shape(width, 800, dark=dark)
     trying(server, tab, "reading")
     tab.until("document.getElementById('set-found.k') !== null")

@@ -20,7 +20,7 @@ def server(vllm_api: ApiServer) -> Iterator[Served]:
 
 
 @pytest.mark.vllm
-def test_its_answers_are_the_servers(server: Served, vllm_api: ApiServer) -> None:
+def test_carried_answers_equal_those_of_the_server(server: Served, vllm_api: ApiServer) -> None:
     import openai
 
     body: dict[str, Any] = {
@@ -54,7 +54,7 @@ def test_its_answers_are_the_servers(server: Served, vllm_api: ApiServer) -> Non
 
 
 @pytest.mark.vllm
-def test_what_its_server_refuses_is_refused(server: Served) -> None:
+def test_refusal_of_the_carried_server_is_400(server: Served) -> None:
     with server.client() as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}
         reply = http.post("/v1/chat/completions", json=body)
@@ -64,7 +64,7 @@ def test_what_its_server_refuses_is_refused(server: Served) -> None:
 
 
 @pytest.mark.vllm
-def test_messages_say_what_its_server_says(server: Served, vllm_api: ApiServer) -> None:
+def test_messages_protocol_answers_as_the_carried_server(server: Served, vllm_api: ApiServer) -> None:
     import anthropic
     import openai
 

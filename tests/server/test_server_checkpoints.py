@@ -68,7 +68,7 @@ def ran(notes: Path, text: str) -> list[str]:
     return [name for name, noted in (line.split(" ", 1) for line in notes.read_text().splitlines()) if noted == text]
 
 
-def test_a_graph_asks_and_goes_on(client: TeolaClient, notes: Path) -> None:
+def test_interrupted_graph_resumes_with_an_answer(client: TeolaClient, notes: Path) -> None:
     id = client.submit("asking", "paint it").id
     events = list(client.events(id))
     assert [event.kind for event in events] == ["running", "waiting"]
@@ -87,7 +87,7 @@ def test_a_graph_asks_and_goes_on(client: TeolaClient, notes: Path) -> None:
     assert ran(notes, "paint it") == ["plan", "answer"]
 
 
-def test_leave_to_go_on(client: TeolaClient, server: Served, notes: Path) -> None:
+def test_graph_paused_before_a_node_resumes_without_value(client: TeolaClient, server: Served, notes: Path) -> None:
     id = client.submit("asking_before", "x").id
     query = client.wait(id)
     assert query.waiting is not None
@@ -100,7 +100,7 @@ def test_leave_to_go_on(client: TeolaClient, server: Served, notes: Path) -> Non
     assert ran(notes, "x") == ["plan", "answer"]
 
 
-def test_several_questions_at_once(client: TeolaClient, server: Served) -> None:
+def test_several_interrupts_are_answered_one_by_one(client: TeolaClient, server: Served) -> None:
     id = client.submit("asking_twice", "x").id
     query = client.wait(id)
     assert query.waiting is not None
@@ -114,7 +114,7 @@ def test_several_questions_at_once(client: TeolaClient, server: Served) -> None:
     assert client.wait(id).text == "first second"
 
 
-def test_only_one_that_waits_is_resumed(client: TeolaClient, server: Served) -> None:
+def test_only_waiting_queries_of_the_tenant_are_resumed(client: TeolaClient, server: Served) -> None:
     done = client.wait(client.submit("steps", "x").id)
     waits = client.wait(client.submit("asking", "x").id)
     with server.client(ONE.secret) as http, server.client(OTHER.secret) as other:
@@ -124,7 +124,7 @@ def test_only_one_that_waits_is_resumed(client: TeolaClient, server: Served) -> 
         assert http.post(f"/v1/queries/{waits.id}/resume", json={"value": "yes"}).status_code == 409
 
 
-def test_variables_wait_for_those_that_wait(client: TeolaClient) -> None:
+def test_variables_wait_for_interrupted_queries(client: TeolaClient) -> None:
     first = client.submit("asking", "x")
     both = client.submit("llm", "{{plan}}", variables={"plan": first})
     assert client.wait(first.id).status == "waiting"
@@ -133,7 +133,7 @@ def test_variables_wait_for_those_that_wait(client: TeolaClient) -> None:
     assert client.wait(both.id).status == "done"
 
 
-def test_a_chat_stops_and_goes_on(server: Served, notes: Path) -> None:
+def test_interrupted_chat_resumes_by_thread_id(server: Served, notes: Path) -> None:
     chat: dict[str, Any] = {"model": "asking", "messages": [{"role": "user", "content": "x"}]}
     with server.client(ONE.secret) as http:
         reply = http.post("/v1/chat/completions", json=chat)
@@ -158,7 +158,7 @@ def threads(server: Served) -> set[str]:
     return asyncio.run_coroutine_threadsafe(found(), server.loop).result(20)
 
 
-def test_what_is_forgotten(server: Served, client: TeolaClient) -> None:
+def test_forgetting_queries_deletes_their_checkpoints(server: Served, client: TeolaClient) -> None:
     ids = [client.wait(client.submit("asking", f"number {i}").id).id for i in range(3)]
     with asking(server, OTHER) as other:
         stored = other.wait(other.submit("asking", "kept").id).id
@@ -174,7 +174,7 @@ def test_what_is_forgotten(server: Served, client: TeolaClient) -> None:
 
 @in_postgres[0]
 @in_postgres[1]
-def test_what_nobody_answers_expires(postgres_dsn: str, notes: Path) -> None:
+def test_unanswered_interrupt_expires(postgres_dsn: str, notes: Path) -> None:
     store = PostgresStore(postgres_dsn, f"pool {time.monotonic_ns()}")
     with served(apps=APPS, store=store, keep=0.8) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "x"}).json()["id"]
@@ -192,7 +192,7 @@ def kept(id: str, model: str, **more: Any) -> Record:
     return Record(id=id, tenant="one", model=model, app=model, body=body, **fields)
 
 
-def test_a_restarted_server_still_waits(store: Store, notes: Path) -> None:
+def test_waiting_queries_survive_a_server_restart(store: Store, notes: Path) -> None:
     options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
     with served(store=store, **options) as server, asking(server) as client:
         ids = [client.wait(client.submit(name, "x").id).id for name in ("asking", "asking_before")]
@@ -214,7 +214,9 @@ def test_a_restarted_server_still_waits(store: Store, notes: Path) -> None:
 
 @in_postgres[0]
 @in_postgres[1]
-def test_what_a_crash_leaves_behind(postgres_dsn: str, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_resume_from_checkpoints_after_a_crash(
+    postgres_dsn: str, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that stops while the second of three nodes runs, and the records that a crash would have left."""
     name = f"pool {time.monotonic_ns()}"
     options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
@@ -268,12 +270,12 @@ def test_what_a_crash_leaves_behind(postgres_dsn: str, notes: Path, monkeypatch:
     ("object", "message"),
     [("support.stopping_graphs:checkpointed", "of its own"), ("support.served_apps:chain", "is no graph")],
 )
-def test_apps_that_cannot_have_them(object: str, message: str, notes: Path) -> None:
+def test_checkpoints_of_unsupported_apps_raise(object: str, message: str, notes: Path) -> None:
     with pytest.raises(RegistrationError, match=message), served(apps={"x": {"object": object, "checkpoints": True}}):
         pass
 
 
-def test_checkpoints_of_its_own(notes: Path) -> None:
+def test_app_with_own_checkpointer_can_be_resumed(notes: Path) -> None:
     apps = {"own": {"object": "support.stopping_graphs:checkpointed", "input": "text", "output": "answer"}}
     with served(apps=apps) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "own", "input": "x"}).json()["id"]

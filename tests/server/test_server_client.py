@@ -27,7 +27,7 @@ def server() -> Iterator[Served]:
         yield server
 
 
-def test_the_client(server: Served) -> None:
+def test_sync_client_submits_follows_and_forgets_queries(server: Served) -> None:
     with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
         first = client.submit("llm", "a b c")
         both = client.submit("llm", "{{x}}!", variables={"x": first}, parameters={"max_tokens": 30})
@@ -46,7 +46,7 @@ def test_the_client(server: Served) -> None:
             assert client.submit("llm", "x").query == joined.query
 
 
-def test_the_client_sends_documents(server: Served, tmp_path: Path) -> None:
+def test_client_sends_documents_with_a_query(server: Served, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<html><body><p>Cows eat grass.")
     with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
         created = client.submit("llm", "What?", documents=[tmp_path / "a.html", {"name": "b", "text": "Hay."}])
@@ -60,7 +60,7 @@ def test_the_client_sends_documents(server: Served, tmp_path: Path) -> None:
             client.submit("llm", "x", settings={"k": 1})
 
 
-async def test_the_client_for_a_loop(server: Served) -> None:
+async def test_async_client_submits_and_follows_queries(server: Served) -> None:
     async with AsyncTeolaClient(server.url, ONE.secret, trust_env=False) as client:
         created = await client.submit("llm", [{"role": "user", "content": "x"}])
         assert "".join([event.text async for event in client.events(created.id)]) == "said x"
@@ -72,7 +72,7 @@ async def test_the_client_for_a_loop(server: Served) -> None:
             await client.get(created.id)
 
 
-def test_no_server() -> None:
+def test_client_without_server_raises_engine_unavailable() -> None:
     with TeolaClient("http://127.0.0.1:9", trust_env=False) as client:
         with pytest.raises(EngineUnavailable, match="no server"):
             client.latest()
@@ -128,7 +128,7 @@ FORMS = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "é😀"], ids=ascii)
 @pytest.mark.parametrize("form", FORMS)
-def test_events_of_any_allowed_form_are_read(reader: Callable[..., Any], form: str, mark: str) -> None:
+def test_client_reads_event_streams_of_any_valid_form(reader: Callable[..., Any], form: str, mark: str) -> None:
     data = json.dumps({"text": f"oats{mark}hay"}, ensure_ascii=False)
     content = FORMS[form].replace("JSON", data).replace("CUT", data.removesuffix("}"))
 

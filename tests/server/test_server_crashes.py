@@ -133,17 +133,19 @@ def check(results: dict[tuple[str, int], SubmittedQuery], ran: Counter[str], per
         assert (ran[f"plan asking {i}"], ran[f"answer asking {i}"]) == (1, 1)
 
 
-def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, postgres_dsn: str) -> None:
+def test_killed_server_loses_no_query(tmp_path: Path, postgres_dsn: str) -> None:
     killed(tmp_path, {"store": postgres_dsn}, 2)
 
 
 @pytest.mark.long
-def test_a_server_with_a_store_of_its_own_that_is_killed_loses_nothing(tmp_path: Path, open_folder: Path) -> None:
+def test_killed_server_with_embedded_store_loses_no_query(tmp_path: Path, open_folder: Path) -> None:
     """A hundred queries; its PostgreSQL goes with it."""
     killed(tmp_path, {"data": str(open_folder / "data")}, 15)
 
 
-async def test_one_server_at_a_time(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_server_waits_until_the_first_has_ended(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the first one runs is not begun again by a second one, which takes over when the first has ended."""
     name = f"pool {time.monotonic_ns()}"
     one, other = (store.PostgresStore(postgres_dsn, name) for _ in range(2))

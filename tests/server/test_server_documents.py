@@ -87,7 +87,7 @@ def answered(http: httpx.Client, **query: Any) -> dict[str, Any]:
         (b'<html><meta charset="latin-1">\xe9', "", "", "html"),
     ],
 )
-def test_a_document_is_what_its_content_is(data: bytes, declared: str, name: str, kind: str) -> None:
+def test_document_kind_is_detected_from_its_content(data: bytes, declared: str, name: str, kind: str) -> None:
     assert kind_of(data, declared, name) == kind
 
 
@@ -107,13 +107,13 @@ def test_a_document_is_what_its_content_is(data: bytes, declared: str, name: str
         (b"<html><meta charset='unicode_escape'>", "", "", 415),
     ],
 )
-def test_what_is_no_document(data: bytes, declared: str, name: str, status: int) -> None:
+def test_unsupported_documents_are_refused(data: bytes, declared: str, name: str, status: int) -> None:
     with pytest.raises(HttpError) as error_info:
         kind_of(data, declared, name)
     assert error_info.value.status == status
 
 
-def test_the_text_of_a_page() -> None:
+def test_text_of_a_page_is_extracted() -> None:
     page = """<html><head><title>t</title><style>a{}</style></head><body onload="x()">
     <script>var a = "<p>no</p>";</script><h1>One &amp; two</h1><p>a<b>b</b>
     c<br>d</p><noscript>no</noscript><ul><li>e</li><li>f</ul><template>no</template><svg><text>no</text></svg>
@@ -138,7 +138,7 @@ HARM = {
 }
 
 
-async def test_harm_is_done_elsewhere_and_ends() -> None:
+async def test_hostile_documents_fail_within_their_limits() -> None:
     reader = Reader(DocumentSettings(max_pages=3, max_characters=1000, seconds=2, at_once=2))
     for name, (data, code) in HARM.items():
         began = time.monotonic()
@@ -150,7 +150,7 @@ async def test_harm_is_done_elsewhere_and_ends() -> None:
     assert (await reader.read("x", pdfs.encrypted("open", ""))).text == "open"
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_memory_of_the_pdf_reader_is_limited(tmp_path: Path) -> None:
     """Its own limits off, the reader of PDFs is stopped by those of its process."""
     script = f"""
 import json, sys
@@ -180,7 +180,7 @@ except OSError:
     assert rest == ["refused", "not written"], done.stderr
 
 
-async def test_no_more_wait_than_may() -> None:
+async def test_documents_beyond_the_queue_limit_get_429() -> None:
     import asyncio
 
     reader = Reader(DocumentSettings(at_once=1, waiting=1, seconds=20))
@@ -193,7 +193,7 @@ async def test_no_more_wait_than_may() -> None:
 # ------------------------------------------------------------ files
 
 
-def test_files_in_openais_form(server: Served) -> None:
+def test_files_follow_the_openai_protocol(server: Served) -> None:
     client = server.openai(ONE.secret)
     created = client.files.create(file=("cows.pdf", io.BytesIO(pdfs.with_text("Cows eat grass"))), purpose="user_data")
     other = client.files.create(
@@ -225,18 +225,18 @@ def test_files_in_openais_form(server: Served) -> None:
         ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, ""),
     ],
 )
-def test_what_is_no_upload(http: httpx.Client, form: dict[str, Any], status: int, message: str) -> None:
+def test_invalid_uploads_are_refused(http: httpx.Client, form: dict[str, Any], status: int, message: str) -> None:
     reply = http.post("/v1/files", **form)
     assert (reply.status_code, message in reply.text) == (status, True), reply.text
     assert sorted(reply.json()["error"]) == ["code", "message", "param", "type"]
 
 
-def test_who_may_not_ask_uploads_nothing(server: Served) -> None:
+def test_upload_without_key_gets_401(server: Served) -> None:
     with server.client() as nobody:
         assert upload(nobody, "a.txt", b"x").status_code == 401
 
 
-def test_names_of_files_are_names(http: httpx.Client) -> None:
+def test_file_names_are_stripped_of_folders(http: httpx.Client) -> None:
     names = {"../../etc/passwd": "passwd", "C:\\a\\b.txt": "b.txt", "a" * 500: "a" * 200}
     for sent_name, name in names.items():
         file = upload(http, sent_name, b"x").json()
@@ -244,7 +244,7 @@ def test_names_of_files_are_names(http: httpx.Client) -> None:
         http.delete(f"/v1/files/{file['id']}")
 
 
-def test_limits_of_a_key(server: Served) -> None:
+def test_document_limits_of_a_key_are_enforced(server: Served) -> None:
     with server.client(SMALL.secret) as http:
         assert upload(http, "a.txt", b"x" * 51).status_code == 413
         assert upload(http, "a.txt", b"x" * 40).status_code == 200
@@ -253,7 +253,7 @@ def test_limits_of_a_key(server: Served) -> None:
         assert upload(http, "a.txt", b"x").status_code == 429
 
 
-def test_what_has_expired_is_gone(server: Served) -> None:
+def test_expired_files_are_deleted(server: Served) -> None:
     with server.client(OTHER.secret) as http:
         id = upload(http, "a.txt", b"x", **{"expires_after[seconds]": "1"}).json()["id"]
         end = time.monotonic() + 10
@@ -265,7 +265,7 @@ def test_what_has_expired_is_gone(server: Served) -> None:
 # ------------------------------------------------------------ models and apps
 
 
-def test_a_model_reads_documents(server: Served, http: httpx.Client) -> None:
+def test_model_gets_the_text_of_documents(server: Served, http: httpx.Client) -> None:
     file_id = upload(http, "b.html", PAGE).json()["id"]
     parts = [
         {"type": "file", "file": inline("a.pdf", pdfs.with_text("Sheep"))},
@@ -293,7 +293,7 @@ def test_a_model_reads_documents(server: Served, http: httpx.Client) -> None:
     )
 
 
-def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> None:
+def test_workflow_gets_documents_and_settings(http: httpx.Client) -> None:
     query: dict[str, Any] = {
         "model": "template",
         "input": "cows",
@@ -320,7 +320,7 @@ def test_a_workflow_reads_documents_and_takes_settings(http: httpx.Client) -> No
     )
 
 
-def test_an_app_tells_what_it_takes(http: httpx.Client) -> None:
+def test_model_entry_lists_inputs_and_settings_of_an_app(http: httpx.Client) -> None:
     reply = http.get("/v1/models/template").json()
     assert (reply["documents"], sorted(reply["inputs"]["required"])) == ("documents", ["documents", "question"])
     assert "k" in reply["settings"]["properties"]["found"]["properties"]
@@ -328,7 +328,7 @@ def test_an_app_tells_what_it_takes(http: httpx.Client) -> None:
     assert "documents" not in http.get("/v1/models/plain").json()
 
 
-def test_a_chain_reads_documents(http: httpx.Client) -> None:
+def test_chain_gets_the_text_of_documents(http: httpx.Client) -> None:
     texts = [{"name": "a", "text": "one"}, {"text": "two {{x}}"}]
     assert answered(http, model="chain", input="q", documents=texts)["answer"]["text"] == "q: one|two {{x}}"
     assert answered(http, model="chain", inputs={"question": "q"}, documents=texts[:1])["answer"]["text"] == "q: one"
@@ -337,7 +337,7 @@ def test_a_chain_reads_documents(http: httpx.Client) -> None:
     assert with_variable["answer"]["text"] == "z: two {{x}}"
 
 
-def test_a_query_comes_as_a_form(http: httpx.Client) -> None:
+def test_query_is_accepted_as_multipart_form(http: httpx.Client) -> None:
     files = [
         ("documents", ("a.pdf", pdfs.with_text("Sheep"), "application/pdf")),
         ("documents", ("b.txt", b"two", "text/plain")),
@@ -348,7 +348,7 @@ def test_a_query_comes_as_a_form(http: httpx.Client) -> None:
     assert reply["answer"]["text"] == "q: Sheep|two"
 
 
-def test_what_comes_with_a_query_goes_with_it(server: Served, http: httpx.Client) -> None:
+def test_documents_of_a_query_are_deleted_when_it_ends(server: Served, http: httpx.Client) -> None:
     reply = answered(http, model="chain", input="q", documents=[inline("a.txt", b"one")])
     assert reply["status"] == "done"
     store = server.server.config.app.state.documents.store
@@ -383,7 +383,9 @@ def test_what_comes_with_a_query_goes_with_it(server: Served, http: httpx.Client
         ({"model": "chain", "input": "x", "documents": [{"url": "http://example.org/"}]}, 400, "fetches no documents"),
     ],
 )
-def test_documents_that_make_no_sense(http: httpx.Client, query: dict[str, Any], status: int, message: str) -> None:
+def test_invalid_documents_of_a_query_are_refused(
+    http: httpx.Client, query: dict[str, Any], status: int, message: str
+) -> None:
     reply = http.post("/v1/queries", json=query)
     assert (reply.status_code, message in reply.text) == (status, True), reply.text
 
@@ -407,7 +409,7 @@ def file(id: str, tenant: str = "one", **more: Any) -> StoredFile:
     return StoredFile(id=id, tenant=tenant, name="a", **{**fields, **more})
 
 
-async def test_what_stores_of_files_keep(store: FileStore) -> None:
+async def test_file_stores_keep_expire_and_delete_files(store: FileStore) -> None:
     await store.open()
     await store.open()
     for one in (file("a"), file("a", "other", text="hi"), file("b", expires=10.0, created=2.0), file("c", query="q_1")):

@@ -141,7 +141,7 @@ class Case:
 
 
 @pytest.mark.parametrize("address", [PUBLIC, OTHER_PUBLIC, "8.8.8.8", "2001:4860:4860::8888", "1.1.1.1"])
-def test_addresses_of_the_internet(address: str) -> None:
+def test_internet_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -157,11 +157,11 @@ INSIDE = (
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_addresses_that_are_not(address: str) -> None:
+def test_internal_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-def test_names_of_hosts() -> None:
+def test_host_names_are_normalized_and_matched() -> None:
     assert name_of_host("Example.ORG.") == "example.org"
     assert name_of_host("[::1]") == "::1"
     for wrong in (
@@ -232,14 +232,14 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("url", ATTACKS)
-def test_what_lies_inside_is_not_reached(port: int, url: str) -> None:
+def test_internal_addresses_are_never_contacted(port: int, url: str) -> None:
     case = Case(port)
     error = case.refused(url)
     assert (error.status, error.code) == (400, "url_not_allowed"), str(error)
     assert all(is_public(address) for address, _ in case.net.asked)
 
 
-def test_an_answer_that_changes_changes_nothing(port: int) -> None:
+def test_dns_rebinding_does_not_reach_internal_addresses(port: int) -> None:
     """DNS rebinding: a name is resolved once for a connection, and anew, with all checks, for the next."""
     case = Case(port)
     assert case.fetch("http://rebinding.example.org/page")
@@ -262,17 +262,17 @@ def test_an_answer_that_changes_changes_nothing(port: int) -> None:
         ("/missing", 400, "url_refused"),
     ],
 )
-def test_what_a_server_may_do(port: int, path: str, status: int, code: str | None) -> None:
+def test_faults_of_the_fetched_server_are_reported(port: int, path: str, status: int, code: str | None) -> None:
     error = Case(port).refused(f"http://example.org{path}")
     assert (error.status, error.code) == (status, code)
     assert "secret" not in str(error)
 
 
-def test_the_certificate_is_the_names(port: int) -> None:
+def test_https_requires_a_valid_certificate(port: int) -> None:
     assert Case(port).refused("https://example.org/").code == "url_unreachable"  # it speaks no TLS
 
 
-def test_only_what_the_settings_name(port: int) -> None:
+def test_only_configured_hosts_schemes_and_ports_are_fetched(port: int) -> None:
     case = Case(port, hosts=["example.org"], schemes=["http"], ports=[80])
     assert case.fetch("http://example.org/")
     for url in ("http://six.example.org/", "https://example.org/", "http://example.org:8080/", f"http://{PUBLIC}/"):
@@ -284,12 +284,12 @@ def test_only_what_the_settings_name(port: int) -> None:
             UrlSettings.model_validate(wrong)
 
 
-def test_nothing_is_fetched_unless_it_is_said() -> None:
+def test_fetching_is_off_by_default() -> None:
     with pytest.raises(HttpError, match="fetches no documents"):
         asyncio.run(Fetcher(None, 1).fetch("http://example.org/"))
 
 
-def test_over_the_server(port: int) -> None:
+def test_server_fetches_allowed_documents_only(port: int) -> None:
     """A submitted query, and OpenAI's `file_url`; this machine is not reached by them."""
     urls = {"hosts": ["*"], "schemes": ["http"], "ports": [80, port]}
     with served(documents={"urls": urls}) as server, server.client() as http:

@@ -51,7 +51,7 @@ def asked_slowly(server: Served, path: str, headers: dict[str, str], **body: Any
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def test_a_goal_counts_what_was_slow_to_come(server: Served) -> None:
+def test_goal_includes_time_to_receive_the_request(server: Served) -> None:
     before = server.service.admission.counts["llm"].within_goal if server.service.admission.counts else 0
     headers = {"X-Teola-Goal": f"{0.9 * SLOWLY:g}"}
     status, _, id = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
@@ -65,13 +65,13 @@ def test_a_goal_counts_what_was_slow_to_come(server: Served) -> None:
     assert server.service.admission.counts["llm"].within_goal == before
 
 
-def test_a_deadline_that_has_passed_before_all_has_come(server: Served) -> None:
+def test_deadline_passed_while_receiving_gets_504(server: Served) -> None:
     headers = {"X-Teola-Deadline": f"{0.9 * SLOWLY:g}"}
     status, reply, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
     assert (status, reply["error"]["code"]) == (504, "deadline_exceeded")
 
 
-def test_submitted_queries_too(server: Served) -> None:
+def test_goal_of_submitted_query_includes_receiving_time(server: Served) -> None:
     headers = {"X-Teola-Goal": f"{0.9 * SLOWLY:g}"}
     status, reply, _ = asked_slowly(server, "/v1/queries", headers, input="hello")
     assert status == 202
@@ -80,7 +80,7 @@ def test_submitted_queries_too(server: Served) -> None:
     assert done["seconds"] >= SLOWLY and done["within_goal"] is False
 
 
-def test_the_next_request_of_a_connection_begins_with_its_own_first_byte(server: Served) -> None:
+def test_reused_connection_times_each_request_from_its_first_byte(server: Served) -> None:
     with server.client() as http:
         for _ in range(2):
             began = time.monotonic()
@@ -92,7 +92,7 @@ def test_the_next_request_of_a_connection_begins_with_its_own_first_byte(server:
     assert query["seconds"] <= took
 
 
-def test_what_has_no_time_left_is_refused() -> None:
+def test_request_without_time_left_for_its_goal_is_refused() -> None:
     """Beside others; where nothing runs, it is tried."""
     with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
         body = {"model": "llm", "input": "x", "parameters": {"max_tokens": 20}}
@@ -105,7 +105,7 @@ def test_what_has_no_time_left_is_refused() -> None:
         http.delete(f"/v1/queries/{slow['id']}")
 
 
-def test_admission_adds_what_has_gone_by() -> None:
+def test_admission_adds_elapsed_time_to_the_prediction() -> None:
     now = [100.0]
     admission = Admission(1000, 10**6, lambda: now[0])
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/service/pool.yaml"
 
 
-def test_commands_hold_any_text() -> None:
+def test_example_commands_quote_any_text() -> None:
     text = """Who's "there"? $HOME \\ é"""
     by_curl, by_client = request_commands("http://127.0.0.1:1", "my/app", text, has_keys=True)
     body = json.loads(shlex.split(by_curl)[-1])
@@ -70,7 +70,7 @@ def test_signal_to_make_ends_the_command_of_its_recipe(tmp_path: Path, target: s
         until(lambda: not command.is_running())
 
 
-def test_sigterm_ends_what_the_demo_has_started() -> None:
+def test_sigterm_runs_the_cleanup_of_the_demo() -> None:
     closed = []
 
     with pytest.raises(SystemExit) as exit, exiting_on_sigterm():
@@ -95,7 +95,7 @@ def open_folder() -> Iterator[Path]:
 @pytest.mark.vllm
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
-def test_what_is_printed_works(tmp_path: Path, open_folder: Path) -> None:
+def test_commands_printed_by_serve_work(tmp_path: Path, open_folder: Path) -> None:
     """On the bundled models; the server's folder and port are its own here, for others may run."""
     pool = yaml.safe_load((ROOT / EXAMPLE).read_text())
     pool["server"] |= {"port": 0, "data": str(open_folder / "data")}
@@ -130,7 +130,7 @@ def _run(command: str) -> str:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_told_to_stop_it_stops_what_it_has_started(tmp_path: Path, open_folder: Path, end: signal.Signals) -> None:
+def test_stopping_the_server_stops_its_processes(tmp_path: Path, open_folder: Path, end: signal.Signals) -> None:
     """A PostgreSQL of its own, here."""
     pool = {"engines": {"llm": {"kind": "fake"}}, "server": {"port": 0, "data": str(open_folder / "data")}}
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))

@@ -279,7 +279,7 @@ def assert_no_fault(response: httpx.Response, request_body: object) -> None:
 
 @settings(max_examples=400 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) -> None:
+def test_mutated_requests_never_cause_a_server_error(server: Served, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(VALID)))
     body = VALID[path]
     for _ in range(data.draw(st.integers(1, 2))):
@@ -296,7 +296,9 @@ def test_nothing_that_is_sent_is_a_fault(server: Served, data: st.DataObject) ->
 @pytest.mark.parametrize("path", sorted(FULL))
 @settings(max_examples=600 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_mutation_of_a_right_body_is_a_fault(http: httpx.Client, path: str, data: st.DataObject) -> None:
+def test_mutations_of_full_bodies_never_cause_a_server_error(
+    http: httpx.Client, path: str, data: st.DataObject
+) -> None:
     body = data.draw(st.sampled_from(FULL[path]))
     for _ in range(data.draw(st.integers(1, 2))):
         where = data.draw(st.sampled_from(list(paths_in(body))))
@@ -336,7 +338,7 @@ BODIES = [(path, number) for path in sorted(FULL) for number in range(len(FULL[p
 
 
 @pytest.mark.parametrize(("path", "number"), BODIES)
-def test_null_is_as_if_it_was_left_out(http: httpx.Client, path: str, number: int) -> None:
+def test_null_field_equals_missing_field(http: httpx.Client, path: str, number: int) -> None:
     body = FULL[path][number]
     for where in optional_places(path, body):
         by_null = post(http, path, changed(body, where, None))
@@ -349,7 +351,7 @@ def test_null_is_as_if_it_was_left_out(http: httpx.Client, path: str, number: in
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": None}, {"include_usage": False}])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_stream_without_usage_where_it_is_null(http: httpx.Client, path: str, options: Any) -> None:
+def test_stream_has_no_usage_if_the_option_is_null(http: httpx.Client, path: str, options: Any) -> None:
     response = post(http, path, VALID[path] | {"stream": True, "stream_options": options})
 
     assert response.status_code == 200
@@ -383,7 +385,7 @@ def test_body_that_is_no_object_is_refused(http: httpx.Client, path: str, type: 
     assert sorted(response.json()["error"]) == error_shape(path)
 
 
-def test_strangers_get_nothing() -> None:
+def test_other_tenant_gets_no_query_or_trace() -> None:
     """Of a hundred tries at somebody else's queries and traces, none succeeds; of ten thousand in the long run."""
     rng = random.Random(1)
     with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as mine:
@@ -422,7 +424,7 @@ def attempt(http: httpx.Client, id: str, rng: random.Random) -> httpx.Response:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
-def test_over_tls(tmp_path: Path) -> None:
+def test_server_answers_over_tls(tmp_path: Path) -> None:
     certificate, private = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(private), "-out", str(certificate), "-days", "1", "-subj", "/CN=localhost"]

@@ -81,7 +81,7 @@ def test_calls_of_a_served_graph_are_prefetched(tmp_path: Path) -> None:
     assert model.most_at_once == 3
 
 
-def test_accelerated_graph_is_served_as_it_is(tmp_path: Path) -> None:
+def test_accelerated_graph_is_served_unchanged(tmp_path: Path) -> None:
     file = write_project(tmp_path, {"agent": f"{AGENT}:graph"})
     config = ServiceConfig.model_validate({"langgraph": str(file)})
 
@@ -94,7 +94,7 @@ def test_accelerated_graph_is_served_as_it_is(tmp_path: Path) -> None:
     assert json.loads(done["answer"]["text"])["notes"] == [f"answer to Write about {one}" for one in ("oats", "hay")]
 
 
-def test_pool_file_names_graphs_beside_engines_and_apps(tmp_path: Path) -> None:
+def test_pool_file_declares_graphs_with_engines_and_apps(tmp_path: Path) -> None:
     file = write_project(tmp_path, {"chat": f"{AGENT}:chat", "other": f"{AGENT}:make_chat"})
     settings = tmp_path / "pool.yaml"
     settings.write_text(
@@ -128,7 +128,7 @@ def test_settings_of_the_documentation_keep_checkpoints(tmp_path: Path, monkeypa
     assert done["answer"]["text"] == "yes"
 
 
-def test_file_may_be_written_in_two_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_path_may_have_a_leading_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_project(tmp_path, {"chat": f"{AGENT}:chat"})
     monkeypatch.chdir(tmp_path)
     apps = {"chat": {"object": "langgraph.json:chat", "goal": 30}}
@@ -138,7 +138,7 @@ def test_file_may_be_written_in_two_ways(tmp_path: Path, monkeypatch: pytest.Mon
     assert config.apps["chat"].goal == 30
 
 
-def test_name_that_stands_for_two_things(tmp_path: Path) -> None:
+def test_duplicate_app_name_raises(tmp_path: Path) -> None:
     file = write_project(tmp_path, {"chat": f"{AGENT}:chat"})
     config = ServiceConfig.model_validate({"langgraph": str(file), "apps": {"chat": {"object": "other.module:chat"}}})
 
@@ -146,7 +146,7 @@ def test_name_that_stands_for_two_things(tmp_path: Path) -> None:
         config.with_graphs()
 
 
-def test_nothing_to_serve_is_refused() -> None:
+def test_empty_service_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to serve"):
         ServiceConfig.parse("name: empty")
 
@@ -219,7 +219,7 @@ def test_graphs_of_one_file_share_its_module(tmp_path: Path) -> None:
     assert one.nodes["plan"].bound.afunc.__globals__ is two.nodes["answer_message"].bound.afunc.__globals__
 
 
-def test_module_of_a_dependency(tmp_path: Path) -> None:
+def test_module_of_a_dependency_is_importable(tmp_path: Path) -> None:
     file = write_project(tmp_path, {"agent": "agent_package:graph"}, dependencies=["langchain-openai", "./src"])
     (tmp_path / "src" / "agent_package.py").write_text((tmp_path / "src" / "agent.py").read_text())
 
@@ -233,7 +233,7 @@ def test_module_of_a_dependency(tmp_path: Path) -> None:
         ("./.env", {"A": "1", "B": "two words", "C": "x#y", "D": "", "E": "a=b", "F": "quoted # text"}),
     ],
 )
-def test_environment_of_the_file(tmp_path: Path, env: Any, expected: dict[str, str]) -> None:
+def test_environment_of_the_file_is_read(tmp_path: Path, env: Any, expected: dict[str, str]) -> None:
     lines = [
         "# a comment",
         "",
@@ -293,7 +293,7 @@ def test_compare_takes_a_graph_of_a_file(tmp_path: Path, capsys: pytest.CaptureF
         ('{"graphs": {"a": "no_such_package.agent:graph"}}', "no_such_package"),
     ],
 )
-def test_faults_of_a_file(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_langgraph_file_raises(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "langgraph.json"
     file.write_text(text)
 
@@ -312,14 +312,14 @@ def test_faults_of_a_file(tmp_path: Path, text: str, message: str) -> None:
         ("make_graph_with_runtime", "only LangGraph's server has"),
     ],
 )
-def test_faults_of_a_graph(tmp_path: Path, name: str, message: str) -> None:
+def test_invalid_graph_entry_raises(tmp_path: Path, name: str, message: str) -> None:
     file = write_project(tmp_path, {"agent": f"{AGENT}:{name}"})
 
     with pytest.raises(RegistrationError, match=message):
         load(f"{file}:agent")
 
 
-def test_missing_file_and_unknown_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_and_unknown_graph_raise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_project(tmp_path, {"one": f"{AGENT}:graph", "two": f"{AGENT}:graph"})
 
     with pytest.raises(RegistrationError, match=r"unknown graph of .*'three'.*one, two"):
@@ -330,7 +330,7 @@ def test_missing_file_and_unknown_graph(tmp_path: Path, capsys: pytest.CaptureFi
     assert "give the path of a langgraph.json" in capsys.readouterr().err
 
 
-def test_env_file_with_a_line_that_is_none(tmp_path: Path) -> None:
+def test_invalid_line_of_env_file_raises(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=1\nno value\n")
 
     with pytest.raises(RegistrationError, match=r"\.env, line 2"):

@@ -41,14 +41,14 @@ def server() -> Iterator[Served]:
         yield server
 
 
-def test_it_tells_how_it_is(server: Served) -> None:
+def test_health_ready_and_version_are_reported(server: Served) -> None:
     with server.client() as http:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/ready").status_code == 200
         assert sorted(http.get("/version").json()["engines"]) == ["embedder", "llm", "reranker", "store"]
 
 
-def test_ids_and_security_headers(server: Served) -> None:
+def test_answers_have_ids_and_security_headers(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine-1"})
         other = http.get("/v1/models", headers={"X-Request-ID": "no spaces\there"})
@@ -60,13 +60,13 @@ def test_ids_and_security_headers(server: Served) -> None:
     assert "server" not in reply.headers
 
 
-def test_another_host_is_refused_where_no_key_is_asked_for(server: Served) -> None:
+def test_server_without_keys_refuses_other_hosts(server: Served) -> None:
     with server.client() as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
         assert http.get("/v1/models", headers={"Host": "localhost:1234"}).status_code == 200
 
 
-def test_answers_are_sent_at_once(server: Served) -> None:
+def test_answers_are_sent_without_nagle_delay(server: Served) -> None:
     """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): it takes 40 ms."""
     with server.client() as http:
         http.get("/health")
@@ -82,7 +82,7 @@ def test_head_and_body_of_an_answer_are_one_piece(server: Served) -> None:
             assert raw.recv(1 << 16).endswith(b'{"status":"ok"}')
 
 
-def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
+def test_large_answer_is_complete_and_ordered(server: Served) -> None:
     body = {"model": "embedder", "input": [f"text {number}" for number in range(400)]}
     with server.client() as http:
         data = http.post("/v1/embeddings", json=body).json()["data"]
@@ -91,7 +91,7 @@ def test_a_large_answer_comes_whole_and_in_order(server: Served) -> None:
         assert second.json()["data"] == data
 
 
-def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
+def test_query_ends_after_its_answer_is_sent(server: Served) -> None:
     steps: list[str] = []
 
     class Told:
@@ -107,7 +107,7 @@ def test_a_query_is_closed_when_its_answer_is_sent(server: Served) -> None:
     assert steps == ["http.response.start", "http.response.body", "done"]
 
 
-def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_lost() -> None:
+def test_disconnect_and_cancellation_both_stop_the_request() -> None:
     """The work runs in the task of the request, which is told to stop for either reason."""
     left_event, statuses = asyncio.Event(), list[str]()
 
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_ends_the_work_and_nobody_elses_request_to_stop_is_
     asyncio.run(main())
 
 
-def test_what_a_query_costs_at_its_end_nobody_waits_for(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_sent_before_the_query_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is on its way before the server closes the query, counts it and logs it."""
     answered, waited = threading.Event(), list[bool]()
     monkeypatch.setattr(server.service.live, "on_end", lambda _: waited.append(answered.wait(10)))
@@ -161,7 +161,7 @@ def test_what_a_query_costs_at_its_end_nobody_waits_for(server: Served, monkeypa
     assert waited == [True]
 
 
-def test_the_garbage_collector_leaves_alone_what_is_there_from_the_start() -> None:
+def test_startup_objects_are_frozen_for_the_garbage_collector() -> None:
     """A look through all that frameworks load takes as long as many answers, and everybody waits for it."""
     seen: list[int] = []
     settings = ServerSettings.model_validate({"port": 0, "log": "off"})
@@ -177,7 +177,7 @@ def test_the_garbage_collector_leaves_alone_what_is_there_from_the_start() -> No
     assert gc.get_freeze_count() <= before
 
 
-def test_a_body_that_is_too_large(server: Served) -> None:
+def test_too_large_body_gets_413(server: Served) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(30):
             yield b" " * 1000
@@ -189,13 +189,13 @@ def test_a_body_that_is_too_large(server: Served) -> None:
     assert "larger than 20000 bytes" in reply.json()["error"]["message"]
 
 
-def test_only_json_is_read(server: Served) -> None:
+def test_body_of_another_content_type_gets_400(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", content='{"model": "llm"}', headers={"Content-Type": "text/plain"})
     assert reply.status_code == 400
 
 
-def test_figures_for_prometheus(server: Served) -> None:
+def test_metrics_are_in_prometheus_format(server: Served) -> None:
     with server.client() as http:
         http.post("/v1/chat/completions", json=CHAT)
         text = http.get("/metrics").text
@@ -206,7 +206,7 @@ def test_figures_for_prometheus(server: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels(stream: bool) -> None:
+def test_client_disconnect_cancels_the_query(stream: bool) -> None:
     engine = slow_llm()
     with served(EnginePool.local([engine])) as server:
         with server.client() as http:
@@ -221,7 +221,7 @@ def test_a_client_that_leaves_cancels(stream: bool) -> None:
         assert server.service.admission.running == 0
 
 
-def test_what_is_under_way_ends_before_the_server_does() -> None:
+def test_running_requests_finish_before_the_server_stops() -> None:
     with (
         served(EnginePool.local([slow_llm(0.01)])) as server,
         asked_before_the_end(server, {**CHAT, "max_tokens": 100}),
@@ -229,7 +229,7 @@ def test_what_is_under_way_ends_before_the_server_does() -> None:
         pass
 
 
-def test_a_fault_of_ours_is_told_by_its_id_alone(server: Served, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_internal_error_shows_only_its_request_id(server: Served, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("secret")
 
@@ -243,7 +243,7 @@ def test_a_fault_of_ours_is_told_by_its_id_alone(server: Served, monkeypatch: py
     assert server.service.admission.running == 0
 
 
-def test_a_failing_engine_is_told_before_and_within_a_stream() -> None:
+def test_failing_engine_is_reported_in_the_stream_or_status() -> None:
     from teola_plugin.engines.fake import Faults
 
     engine = slow_llm(0.01)
@@ -260,7 +260,7 @@ def test_a_failing_engine_is_told_before_and_within_a_stream() -> None:
 POOL = "engines:\n  llm: {kind: fake}\n  embedder: {kind: fake}\nserver: {port: 0, store: memory}\n"
 
 
-def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_serve_command_runs_until_sigterm(tmp_path: Path) -> None:
     (tmp_path / "pool.yaml").write_text(POOL)
     command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -278,7 +278,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert "hello" not in errors  # of what was asked, nothing is logged
 
 
-def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) -> None:
+def test_json_log_setting_makes_every_line_json(tmp_path: Path) -> None:
     (tmp_path / "pool.yaml").write_text(POOL.replace("store: memory", "store: memory, log: json"))
     command = [sys.executable, "-m", "teola_plugin.cli.main", "serve", "pool.yaml"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -307,7 +307,7 @@ def test_every_line_of_the_command_is_json_where_that_is_wanted(tmp_path: Path) 
         ("server: {keys: [{name: a, hash: 'plain'}]}", "hash"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, capsys: Any, setting: str, message: str) -> None:
+def test_invalid_settings_file_is_reported(tmp_path: Path, capsys: Any, setting: str, message: str) -> None:
     (tmp_path / "pool.yaml").write_text(f"engines: {{llm: {{kind: fake}}}}\n{setting}\n")
     assert main(["serve", str(tmp_path / "pool.yaml"), "--port", "0"]) == 2
     errors = capsys.readouterr().err
@@ -315,20 +315,20 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, capsys: Any, setting:
     assert "'plain'" not in errors
 
 
-def test_a_port_that_is_taken(tmp_path: Path, capsys: Any, server: Served) -> None:
+def test_occupied_port_is_reported(tmp_path: Path, capsys: Any, server: Served) -> None:
     (tmp_path / "pool.yaml").write_text("engines: {llm: {kind: fake}}\n")
     assert main(["serve", str(tmp_path / "pool.yaml"), "--port", server.url.rpartition(":")[2]]) == 1
     assert "--port" in capsys.readouterr().err
 
 
-def test_the_same_file_is_a_pools(tmp_path: Path) -> None:
+def test_service_file_is_also_a_pool_file(tmp_path: Path) -> None:
     from teola_plugin.cluster.config import PoolConfig
 
     (tmp_path / "pool.yaml").write_text(POOL)
     assert list(PoolConfig.read(tmp_path / "pool.yaml").engines) == ["llm", "embedder"]
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_missing_server_extra_names_the_install_command(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     (tmp_path / "pool.yaml").write_text(POOL)
     assert main(["serve", str(tmp_path / "pool.yaml")]) == 1

@@ -137,7 +137,7 @@ def test_whole_conversation_reaches_the_engine(client: anthropic.Anthropic) -> N
     assert text_of(message) == " | ".join(texts)
 
 
-def test_answer_that_is_cut_says_so(client: anthropic.Anthropic) -> None:
+def test_cut_answer_has_stop_reason_max_tokens(client: anthropic.Anthropic) -> None:
     message = client.messages.create(model="llm", max_tokens=2, messages=HELLO)
 
     assert message.stop_reason == "max_tokens"
@@ -222,7 +222,7 @@ def test_stream_has_the_events_of_the_protocol_in_their_order(server: Served) ->
     assert events[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def test_stream_says_the_same_as_the_whole_message(client: anthropic.Anthropic) -> None:
+def test_streamed_message_equals_whole_message(client: anthropic.Anthropic) -> None:
     for text in ("hi there", "call"):
         messages: list[Any] = [{"role": "user", "content": text}]
         body: dict[str, Any] = {"model": "llm", "max_tokens": 60, "messages": messages, "tools": [TOOL]}
@@ -238,7 +238,7 @@ def test_stream_says_the_same_as_the_whole_message(client: anthropic.Anthropic) 
         assert read[0] == read[1] > 0
 
 
-async def test_async_client(server: Served) -> None:
+async def test_async_anthropic_client_works(server: Served) -> None:
     http_client = anthropic.DefaultAsyncHttpxClient(trust_env=False)
     async with anthropic.AsyncAnthropic(
         base_url=server.url, api_key="none", max_retries=0, http_client=http_client
@@ -252,7 +252,7 @@ async def test_async_client(server: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
+async def test_client_disconnect_cancels_its_request(stream: bool) -> None:
     with served(EnginePool.local([slow_llm()])) as server:
         async with anthropic.AsyncAnthropic(
             base_url=server.url, api_key="none", http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False)
@@ -272,7 +272,7 @@ async def test_client_that_leaves_cancels_its_request(stream: bool) -> None:
 # ------------------------------------------------------------ tools
 
 
-def test_call_of_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
+def test_tool_call_and_its_result_round_trip(client: anthropic.Anthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": "call"}]
     message = client.messages.create(model="llm", max_tokens=60, messages=messages, tools=[TOOL])
 
@@ -285,7 +285,7 @@ def test_call_of_a_tool_and_its_result(client: anthropic.Anthropic) -> None:
     assert text_of(client.messages.create(model="llm", max_tokens=90, messages=messages)).endswith("tool: rain")
 
 
-def test_streamed_call_of_a_tool(server: Served) -> None:
+def test_streamed_tool_call_has_its_input(server: Served) -> None:
     messages = [{"role": "user", "content": "call"}]
 
     events = events_of(server, {"model": "llm", "max_tokens": 60, "messages": messages, "tools": [TOOL]})
@@ -301,7 +301,7 @@ def test_streamed_call_of_a_tool(server: Served) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_demanded_call(client: anthropic.Anthropic, choice: Any) -> None:
+def test_required_tool_choice_gives_a_tool_call(client: anthropic.Anthropic, choice: Any) -> None:
     message = client.messages.create(model="llm", max_tokens=60, messages=HELLO, tools=[TOOL], tool_choice=choice)
 
     assert [block.type for block in message.content] == ["tool_use"]
@@ -316,7 +316,7 @@ def test_tools_that_may_not_be_called(client: anthropic.Anthropic) -> None:
     assert text_of(message) == "user: hi there"
 
 
-def test_calls_that_are_no_json_are_an_error_unless_they_are_cut_off() -> None:
+def test_malformed_tool_call_raises_unless_cut_by_length() -> None:
     writer = MessageWriter(MessagesRequest(model="llm", max_tokens=5, messages=HELLO), "req_1")
     call = ToolCall("t1", "weather", '{"city": "Os')
 
@@ -389,7 +389,7 @@ def test_models_in_the_form_of_the_protocol(server: Served, client: anthropic.An
 # ------------------------------------------------------------ apps
 
 
-def test_apps_answer(client: anthropic.Anthropic) -> None:
+def test_app_answers_over_messages_protocol(client: anthropic.Anthropic) -> None:
     message = client.messages.create(model="chain", max_tokens=50, messages=[{"role": "user", "content": "cows"}])
     with client.messages.stream(model="chain", max_tokens=50, messages=[{"role": "user", "content": "cows"}]) as stream:
         streamed = stream.get_final_message()
@@ -413,7 +413,7 @@ def test_graph_gets_roles_calls_and_results(client: anthropic.Anthropic) -> None
     assert (result[0], result[1], result[3]) == ("tool", "b", "t1")
 
 
-def test_input_of_an_app_may_stand_in_metadata(client: anthropic.Anthropic) -> None:
+def test_input_of_an_app_is_read_from_metadata(client: anthropic.Anthropic) -> None:
     metadata: Any = {"inputs": json.dumps({"topic": "cows"}), "user_id": "u1"}
 
     message = client.messages.create(model="chain", max_tokens=50, messages=HELLO, metadata=metadata)
@@ -423,7 +423,7 @@ def test_input_of_an_app_may_stand_in_metadata(client: anthropic.Anthropic) -> N
     )
 
 
-def test_fault_of_an_app_is_told_to_nobody(client: anthropic.Anthropic) -> None:
+def test_exception_of_an_app_is_not_sent(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.InternalServerError) as raised:
         client.messages.create(model="failing", max_tokens=5, messages=HELLO)
 
@@ -476,7 +476,7 @@ def test_images_are_passed_to_a_server_that_takes_them(carried: Served, stub: St
     assert not {"metadata", "system", "stop_sequences", "tool_choice"} & set(body)
 
 
-def test_calls_of_a_server(carried: Served, stub: Stub) -> None:
+def test_tool_calls_of_a_carried_server_are_passed_on(carried: Served, stub: Stub) -> None:
     body: dict[str, Any] = {"model": "llm", "max_tokens": 50, "messages": HELLO, "tools": [TOOL]}
     with anthropic_client(carried.url) as client:
         whole = client.messages.create(**body, tool_choice={"type": "any"})
@@ -561,7 +561,9 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/
         ),
     ],
 )
-def test_errors_are_anthropics(server: Served, body: dict[str, Any], status: int, kind: str, text: str) -> None:
+def test_errors_follow_the_anthropic_protocol(
+    server: Served, body: dict[str, Any], status: int, kind: str, text: str
+) -> None:
     for stream in (False, True):
         with server.client() as http:
             content = json.dumps({**body, "stream": stream})
@@ -574,7 +576,7 @@ def test_errors_are_anthropics(server: Served, body: dict[str, Any], status: int
         assert error["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
 
 
-def test_a_body_that_is_no_json(server: Served) -> None:
+def test_malformed_json_body_gets_400(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/messages", content="{", headers={"Content-Type": "application/json"})
         other_method = http.get("/v1/messages")
@@ -596,13 +598,13 @@ def test_a_body_that_is_no_json(server: Served) -> None:
         (502, None, 502, "api_error"),
     ],
 )
-def test_kinds_of_errors(status: int, code: str | None, expected: int, kind: str) -> None:
+def test_http_errors_map_to_anthropic_error_types(status: int, code: str | None, expected: int, kind: str) -> None:
     status, body = to_anthropic(HttpError(status, "no.", code=code), "req_1")
 
     assert (status, body["error"]["type"]) == (expected, kind)
 
 
-def test_fault_in_a_stream_is_its_last_event() -> None:
+def test_error_in_a_stream_is_its_last_event() -> None:
     faults = Faults(fail_on=lambda _: True, retryable=False)
     engine = FakeLLM("llm", answer=lambda *_: "one two three four", faults=faults)
     with (
@@ -616,7 +618,7 @@ def test_fault_in_a_stream_is_its_last_event() -> None:
     assert raised.value.body["type"] == "error"  # type: ignore[index]
 
 
-def test_error_event_of_a_stream() -> None:
+def test_error_event_follows_the_anthropic_protocol() -> None:
     writer = MessageWriter(MessagesRequest(model="llm", max_tokens=5, messages=HELLO), "req_1")
     lines = [*writer.begin_events(), *writer.events_of(Delta(text="a"))]
 
@@ -631,7 +633,7 @@ def test_error_event_of_a_stream() -> None:
 # ------------------------------------------------------------ keys, limits, queries
 
 
-def test_keys_limits_and_headers_are_those_of_the_other_addresses() -> None:
+def test_keys_limits_and_headers_apply_to_messages() -> None:
     one, small = key("one"), key("small", max_output_tokens=2, requests_per_minute=1)
     with served(keys=[one.settings, small.settings]) as server:
         with anthropic_client(server.url, api_key=one.secret) as client:  # sent as x-api-key
@@ -656,7 +658,7 @@ def test_keys_limits_and_headers_are_those_of_the_other_addresses() -> None:
                 client.models.list()
 
 
-def test_deadline_is_a_timeout() -> None:
+def test_missed_deadline_is_a_timeout_error() -> None:
     headers = {"X-Teola-Deadline": "0.2"}
     with (
         served(EnginePool.local([slow_llm()])) as server,
@@ -669,7 +671,7 @@ def test_deadline_is_a_timeout() -> None:
     assert raised.value.body["error"]["type"] == "timeout_error"  # type: ignore[index]
 
 
-def test_pages_of_other_sites_are_refused_in_this_form(server: Served) -> None:
+def test_cross_origin_messages_request_gets_403(server: Served) -> None:
     with httpx.Client(base_url=server.url, trust_env=False, headers={"Origin": "https://evil.example"}) as http:
         reply = http.post("/v1/messages", json=message_body())
 
@@ -679,7 +681,7 @@ def test_pages_of_other_sites_are_refused_in_this_form(server: Served) -> None:
 # ------------------------------------------------------------ LangChain, the documentation
 
 
-def test_snippet_of_the_documentation_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_snippet_of_the_documentation_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "server-clients.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```text\n(.*?)^```$", text) if "import anthropic" in block]
 
@@ -688,7 +690,7 @@ def test_snippet_of_the_documentation_runs(server: Served, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith("user: Hello ")
 
 
-def test_langchains_chat_anthropic(server: Served) -> None:
+def test_langchain_chat_anthropic_works(server: Served) -> None:
     from langchain_anthropic import ChatAnthropic
     from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 

@@ -43,7 +43,7 @@ def figures(http: httpx.Client) -> dict[str, float]:
 # ------------------------------------------------------------ figures
 
 
-def test_figures_are_told_by_app() -> None:
+def test_metrics_are_labelled_by_app() -> None:
     with served() as server, server.client() as http:
         for _ in range(3):
             http.post("/v1/chat/completions", json=CHAT, headers={"X-Teola-App": "farm"})
@@ -59,7 +59,7 @@ def test_figures_are_told_by_app() -> None:
     assert metrics["process_resident_memory_bytes"] > 1e6
 
 
-def test_what_is_held_in_the_cache_is_told_by_app() -> None:
+def test_cache_tokens_are_reported_by_app() -> None:
     with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
         body = {"model": "llm", "input": "hello farm", "parameters": {"max_tokens": 200}}
         ids = [http.post("/v1/queries", json=body, headers={"X-Teola-App": app}).json()["id"] for app in "aab"]
@@ -72,7 +72,7 @@ def test_what_is_held_in_the_cache_is_told_by_app() -> None:
         until(lambda: not any(key.startswith("teola_engine_kv_tokens{") for key in figures(http)))
 
 
-def test_figures_of_an_engine_are_those_of_all_its_replicas() -> None:
+def test_engine_metrics_sum_over_replicas() -> None:
     with served(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
         body = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
         ids = [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]
@@ -87,7 +87,7 @@ def test_figures_of_an_engine_are_those_of_all_its_replicas() -> None:
             http.delete(f"/v1/queries/{id}")
 
 
-def test_the_lag_of_the_loop_is_told() -> None:
+def test_event_loop_lag_is_reported() -> None:
     with served() as server, server.client() as http:
         assert server.loop is not None
         server.loop.call_soon_threadsafe(time.sleep, 0.3)
@@ -103,7 +103,7 @@ def span(query: str, primitive: str, batch: int, size: int = 1, at: float = 0.0)
     return Span(query, "app", primitive, "EMBEDDING", at, at, None, at + 1, "embedder", "0", batch, size=size)
 
 
-def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
+def test_batch_sizes_are_counted_over_all_queries() -> None:
     with served() as server:
         sink = server.service.metrics.primitives
         sink.query_ended(QueryTrace("q1", "a", 0.0, 1.0, (span("q1", "x", 7, 3),)))
@@ -118,7 +118,7 @@ def test_sizes_of_batches_are_those_of_all_queries_together() -> None:
 # ------------------------------------------------------------ kept traces
 
 
-def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
+def test_batch_partners_stay_known_while_traces_live() -> None:
     traces = RecentTraces(max_traces=2)
     for number, batch in enumerate((1, 1, 1, 2)):
         traces.query_ended(QueryTrace(f"q{number}", "a", 0.0, 1.0, (span(f"q{number}", "x", batch),)))
@@ -132,7 +132,7 @@ def test_who_shared_a_batch_is_known_as_long_as_their_traces_are() -> None:
     assert traces.get("q3") is None
 
 
-def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
+def test_batch_partners_of_an_llm_are_concurrent_requests() -> None:
     traces = RecentTraces()
     for name, at in (("q0", 0.0), ("q1", 0.5), ("q2", 1.0), ("q3", 5.0)):  # each runs for a second
         traces.query_ended(QueryTrace(name, "a", at, at + 1, (span(name, "x", int(at), at=at),)))
@@ -142,7 +142,7 @@ def test_at_an_llm_a_batch_is_what_runs_at_the_same_time() -> None:
     assert [one.other_queries for one in traces.shared_batches(trace)] == [("q0",)]
 
 
-def test_traces_are_fewer_where_they_are_large() -> None:
+def test_fewer_traces_are_kept_if_they_are_large() -> None:
     traces = RecentTraces(max_traces=100, max_spans=10)
     for number in range(5):
         spans = tuple(span(f"q{number}", f"x{i}", i) for i in range(6))
@@ -171,9 +171,7 @@ def spans_of(exporter: InMemorySpanExporter, minimum: int) -> dict[str, Readable
     return {one.name: one for one in exporter.get_finished_spans()}
 
 
-def test_a_request_is_a_span_of_its_callers_trace_with_its_query_below(
-    traced: Served, exporter: InMemorySpanExporter
-) -> None:
+def test_request_span_joins_the_trace_of_its_caller(traced: Served, exporter: InMemorySpanExporter) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with traced.client() as http:
         http.get("/health")
@@ -191,7 +189,7 @@ def test_a_request_is_a_span_of_its_callers_trace_with_its_query_below(
     assert (query.attributes or {})["gen_ai.operation.name"] == "invoke_workflow"
 
 
-def test_a_fault_is_an_error_and_a_refusal_is_none(
+def test_internal_error_marks_the_span_and_refusal_does_not(
     traced: Served, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -207,7 +205,7 @@ def test_a_fault_is_an_error_and_a_refusal_is_none(
     assert SECRET not in "".join(one.to_json() for one in exporter.get_finished_spans())
 
 
-def test_spans_go_to_a_collector() -> None:
+def test_spans_are_exported_to_a_collector() -> None:
     """A real one's protocol, over a real connection."""
     grpc = pytest.importorskip("grpc")
     wire = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -240,7 +238,7 @@ def test_spans_go_to_a_collector() -> None:
 
 
 @pytest.mark.parametrize("setting", ["endpoint: 'localhost:4317'", "endpoint: 'http://me:pw@host'", "{}", "share: 2"])
-def test_wrong_settings_of_tracing_are_told_without_what_is_secret(tmp_path: Any, setting: str) -> None:
+def test_invalid_tracing_settings_raise_without_secrets(tmp_path: Any, setting: str) -> None:
     text = f"engines: {{llm: {{kind: fake}}}}\nserver: {{tracing: {{headers: {{k: 12345}}, {setting.strip('{}')}}}}}\n"
     (tmp_path / "pool.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -248,7 +246,7 @@ def test_wrong_settings_of_tracing_are_told_without_what_is_secret(tmp_path: Any
     assert "server.tracing" in str(caught.value) and "12345" not in str(caught.value)
 
 
-def test_a_protocol_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_exporter_package_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from teola_plugin.errors import EngineUnavailable
     from teola_plugin.server import tracing
 
@@ -279,7 +277,7 @@ def lines() -> Iterator[tuple[logging.Handler, io.StringIO]]:
     logging.getLogger("teola_plugin.server").setLevel(logging.NOTSET)
 
 
-def test_every_line_is_json_with_the_ids(lines: tuple[logging.Handler, io.StringIO], monkeypatch: Any) -> None:
+def test_log_lines_are_json_with_ids(lines: tuple[logging.Handler, io.StringIO], monkeypatch: Any) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError(f"cannot read {SECRET}")
 
@@ -302,7 +300,7 @@ def test_every_line_is_json_with_the_ids(lines: tuple[logging.Handler, io.String
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_messages_of_exceptions_are_logged_only_where_that_is_wanted(details: bool) -> None:
+def test_exception_messages_are_logged_only_with_details(details: bool) -> None:
     try:
         try:
             raise KeyError(SECRET)
@@ -318,7 +316,7 @@ def test_messages_of_exceptions_are_logged_only_where_that_is_wanted(details: bo
     assert (SECRET in line) is details
 
 
-def test_secrets_stand_nowhere(
+def test_secrets_never_appear_in_outputs(
     lines: tuple[logging.Handler, io.StringIO], exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys, prompts and answers are planted on all ways in; logs, spans, figures, pages and lists are searched."""
@@ -373,7 +371,7 @@ def asked_everywhere(server: Served) -> dict[str, str]:
 # ------------------------------------------------------------ the end
 
 
-def test_while_it_drains_new_requests_are_told_to_come_back() -> None:
+def test_draining_server_refuses_new_requests_with_retry_after() -> None:
     with (
         served(EnginePool.local([slow_llm()])) as server,
         asked_before_the_end(server, {**CHAT, "max_tokens": 20}),
@@ -384,7 +382,7 @@ def test_while_it_drains_new_requests_are_told_to_come_back() -> None:
         assert refusal.status_code == 503 and int(refusal.headers["retry-after"]) > 0
 
 
-def test_what_does_not_end_in_time_is_cut_off() -> None:
+def test_requests_beyond_the_drain_time_are_cut_off() -> None:
     with served(EnginePool.local([slow_llm(30.0)]), drain=0.3) as server:
         asking = threading.Thread(target=lambda: _broken(server))
         asking.start()
@@ -399,7 +397,7 @@ def _broken(server: Served) -> None:
         assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_logging_is_as_before_when_the_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_is_restored_when_the_server_ends(capsys: pytest.CaptureFixture[str]) -> None:
     ours = logging.getLogger("teola_plugin")
     before = (list(ours.handlers), ours.propagate, ours.level)
     with logging_to_stderr(ServerSettings(log="json")):
@@ -408,7 +406,7 @@ def test_logging_is_as_before_when_the_server_has_ended(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().err)["message"] == "within"
 
 
-def test_settings_hide_what_is_secret() -> None:
+def test_repr_of_settings_hides_secrets() -> None:
     options = {
         "tracing": {"endpoint": "http://127.0.0.1:4317", "headers": {"key": "planted"}},
         "store": "postgres://u:planted@h",

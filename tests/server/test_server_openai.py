@@ -56,12 +56,12 @@ def client(server: Served) -> Iterator[Any]:
         yield client
 
 
-def test_models_are_the_engines(client: Any) -> None:
+def test_engines_are_listed_as_models(client: Any) -> None:
     assert sorted(m.id for m in client.models.list()) == ["embedder", "llm", "reranker"]
     assert client.models.retrieve("llm").owned_by == "teola"
 
 
-def test_a_chat(client: Any) -> None:
+def test_chat_has_text_usage_and_finish_reason(client: Any) -> None:
     messages = [
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -76,7 +76,7 @@ def test_a_chat(client: Any) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_a_streamed_chat(client: Any) -> None:
+def test_streamed_chat_equals_whole_chat(client: Any) -> None:
     body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "a b c d e f"}]}
     text = client.chat.completions.create(**body).choices[0].message.content
     chunks = list(client.chat.completions.create(**body, stream=True))
@@ -90,7 +90,7 @@ def test_a_streamed_chat(client: Any) -> None:
     assert chunks[-1].usage.completion_tokens > 0
 
 
-def test_several_choices(client: Any) -> None:
+def test_several_choices_are_answered_and_streamed(client: Any) -> None:
     body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "n": 3}
     assert [c.message.content for c in client.chat.completions.create(**body).choices] == ["you said: x"] * 3
     texts = {0: "", 1: "", 2: ""}
@@ -99,7 +99,7 @@ def test_several_choices(client: Any) -> None:
     assert set(texts.values()) == {"you said: x"}
 
 
-def test_a_cut_answer_says_so(client: Any) -> None:
+def test_cut_answer_has_finish_reason_length(client: Any) -> None:
     reply = client.chat.completions.create(
         model="llm", messages=[{"role": "user", "content": "long " * 9}], max_completion_tokens=2
     )
@@ -107,7 +107,7 @@ def test_a_cut_answer_says_so(client: Any) -> None:
     assert reply.usage.completion_tokens == 2
 
 
-def test_tools(client: Any) -> None:
+def test_tool_calls_and_results_round_trip(client: Any) -> None:
     body: dict[str, Any] = {"model": "llm", "messages": [{"role": "user", "content": "call"}], "tools": [TOOL]}
     message = client.chat.completions.create(**body).choices[0]
     assert message.finish_reason == "tool_calls"
@@ -123,7 +123,7 @@ def test_tools(client: Any) -> None:
     assert "rain" in client.chat.completions.create(model="llm", messages=done).choices[0].message.content
 
 
-def test_a_demanded_tool_is_written_by_its_schema(server: Served, client: Any) -> None:
+def test_required_tool_call_follows_its_schema(server: Served, client: Any) -> None:
     seen: list[Sampling] = []
     engine: Any = server.pool.engine("llm")
     before = engine._answer
@@ -138,7 +138,7 @@ def test_a_demanded_tool_is_written_by_its_schema(server: Served, client: Any) -
     assert json.loads(seen[0].json_schema)["properties"]["name"] == {"enum": ["weather"]}
 
 
-def test_a_json_schema(client: Any) -> None:
+def test_json_schema_answer_is_parsed_by_the_client(client: Any) -> None:
     from pydantic import BaseModel
 
     class City(BaseModel):
@@ -151,7 +151,7 @@ def test_a_json_schema(client: Any) -> None:
     assert reply.choices[0].message.parsed == City(city="Oslo", people=7)
 
 
-def test_completions(client: Any) -> None:
+def test_completions_answer_several_prompts(client: Any) -> None:
     reply = client.completions.create(model="llm", prompt=["one", "two"], n=2, max_tokens=50)
     assert [c.text for c in reply.choices] == ["and then one"] * 2 + ["and then two"] * 2
     chunks = list(client.completions.create(model="llm", prompt="one", stream=True, max_tokens=50))
@@ -159,7 +159,7 @@ def test_completions(client: Any) -> None:
     assert len(client.completions.create(model="llm", prompt="one " * 30).choices[0].text) < 100  # 16 tokens
 
 
-def test_embeddings(server: Served, client: Any) -> None:
+def test_embeddings_have_base64_and_float_form(server: Served, client: Any) -> None:
     reply = client.embeddings.create(model="embedder", input=["a cow", "a sheep"])  # comes as base64
     plain = client.embeddings.create(model="embedder", input="a cow", encoding_format="float")
     assert reply.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
@@ -167,7 +167,7 @@ def test_embeddings(server: Served, client: Any) -> None:
     assert reply.usage.total_tokens > 0
 
 
-def test_reranking(server: Served) -> None:
+def test_rerank_returns_top_documents(server: Served) -> None:
     body = {"model": "reranker", "query": "red cow", "documents": ["a sheep", {"text": "a red cow"}, "a cow"]}
     with server.client() as http:
         reply = http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()
@@ -176,7 +176,7 @@ def test_reranking(server: Served) -> None:
     assert reply["results"][0]["relevance_score"] > reply["results"][1]["relevance_score"]
 
 
-def test_responses(client: Any) -> None:
+def test_responses_answer_text_and_history(client: Any) -> None:
     reply = client.responses.create(model="llm", instructions="be kind", input="hi")
     assert reply.output_text == "you said: be kind | hi"
     assert reply.status == "completed"
@@ -188,7 +188,7 @@ def test_responses(client: Any) -> None:
     )
 
 
-def test_streamed_responses(client: Any) -> None:
+def test_streamed_responses_equal_the_final_one(client: Any) -> None:
     with client.responses.stream(model="llm", input="a b c d") as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -199,7 +199,7 @@ def test_streamed_responses(client: Any) -> None:
     assert [e.sequence_number for e in events] == sorted(e.sequence_number for e in events)
 
 
-def test_responses_call_tools(client: Any) -> None:
+def test_responses_call_tools_and_take_results(client: Any) -> None:
     tool = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
     reply = client.responses.create(model="llm", input="call", tools=[tool])
     [call] = [item for item in reply.output if item.type == "function_call"]
@@ -256,7 +256,9 @@ def test_responses_call_tools(client: Any) -> None:
         ("nowhere", {}, 404, "openapi"),
     ],
 )
-def test_errors_are_openais(server: Served, path: str, body: dict[str, Any], status: int, message: str) -> None:
+def test_errors_follow_the_openai_protocol(
+    server: Served, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
     with server.client() as http:
         reply = http.post(f"/v1/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert reply.status_code == status, reply.text
@@ -265,14 +267,14 @@ def test_errors_are_openais(server: Served, path: str, body: dict[str, Any], sta
     assert message in error["message"]
 
 
-def test_what_is_no_json(server: Served) -> None:
+def test_malformed_json_body_gets_400(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", content="{", headers={"Content-Type": "application/json"})
         deep = http.post("/v1/chat/completions", content="[" * 100_000, headers={"Content-Type": "application/json"})
     assert (reply.status_code, deep.status_code) == (400, 400)
 
 
-def test_a_prompt_that_is_too_long(server: Served) -> None:
+def test_too_long_prompt_gets_400(server: Served) -> None:
     engine = FakeLLM("llm")
     engine._profile = replace(engine.profile, max_request_size=10)
     with served(EnginePool.local([engine])) as small, small.client() as http:

@@ -28,7 +28,7 @@ def server() -> Iterator[Served]:
         yield server
 
 
-def test_nothing_comes_from_elsewhere(server: Served) -> None:
+def test_pages_load_no_external_resources(server: Served) -> None:
     with server.client() as http:
         page = http.get("/")
         assert page.status_code == 200
@@ -46,7 +46,7 @@ def run_query(server: Served, secret: str = "") -> str:
         return str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
 
 
-def test_a_query_is_opened_by_a_ticket_that_is_good_once() -> None:
+def test_query_page_opens_with_a_single_use_ticket() -> None:
     with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
         id = run_query(server, ONE.secret)
         for _ in range(1000):
@@ -74,7 +74,7 @@ def page_of(server: Served, http: httpx.Client, id: str) -> str:
     return http.get(http.post(f"/pages/tickets/{id}").json()["url"]).text
 
 
-def test_the_page_of_a_submitted_query_has_what_is_kept_of_it(server: Served) -> None:
+def test_page_of_submitted_query_shows_its_stored_answer(server: Served) -> None:
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "llm", "input": "<i>hello</i>"}).json()["id"]
         record = http.get(f"/v1/queries/{id}?wait=10").json()
@@ -84,7 +84,7 @@ def test_the_page_of_a_submitted_query_has_what_is_kept_of_it(server: Served) ->
         assert escape(record["answer"]["text"]) not in page_of(server, http, record["query"])
 
 
-def test_sources_and_errors_stand_on_the_page_as_text() -> None:
+def test_sources_and_errors_are_escaped_on_the_page() -> None:
     fields = {"tenant": "t", "model": "m", "app": "m", "body": {}, "variables": {}, "created": 0.0}
     done = Record("q_1", **fields, answer={"text": "<b>", "sources": [{"text": "<script>"}, "two", {"id": 3}]})
     failed = Record("q_2", **fields, error={"message": "<b> broke"})
@@ -96,9 +96,7 @@ def test_sources_and_errors_stand_on_the_page_as_text() -> None:
     assert sections["Sources"].count("<details>") == 3 and "<script>" not in sections["Sources"]
 
 
-def test_a_query_that_waits_is_found_and_its_page_leads_to_the_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_query_is_listed_and_its_page_links_the_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of it, before and behind the answer, is a query with a page of its own."""
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
@@ -119,7 +117,7 @@ def test_a_query_that_waits_is_found_and_its_page_leads_to_the_form(
         assert http.get("/v1/queries?status=nonsense").status_code == 400
 
 
-def test_pages_of_other_sites_cannot_ask_a_server_without_keys(server: Served) -> None:
+def test_cross_origin_requests_are_refused_without_keys(server: Served) -> None:
     """A form of any site is sent without asking, also to this machine: as text, or with files."""
     chat = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
     with server.client() as http:
@@ -145,7 +143,7 @@ def test_pages_of_other_sites_cannot_ask_a_server_without_keys(server: Served) -
         assert http.post("/v1/chat/completions", json=chat, headers=elsewhere).status_code == 200
 
 
-def test_batch_mates_of_the_own_tenant_are_named_and_no_others() -> None:
+def test_page_names_batch_partners_of_the_own_tenant_only() -> None:
     with served(keys=[ONE.settings, OTHER.settings]) as server:
         ids = [run_query(server, secret) for secret in (ONE.secret, ONE.secret, OTHER.secret)]
         until(lambda: len(server.service.traces) == 3)
@@ -170,7 +168,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 @pytest.mark.long
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(("page", "message"), [("recent", "query_"), ("pool", "embedder"), ("try", ">llm<")])
-def test_a_browser_shows_them(server: Served, tmp_path: Path, page: str, message: str) -> None:
+def test_browser_renders_the_pages(server: Served, tmp_path: Path, page: str, message: str) -> None:
     run_query(server)
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=4000", "--dump-dom", f"{server.url}/#{page}"]

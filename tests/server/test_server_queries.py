@@ -75,7 +75,7 @@ def events(http: httpx.Client, id: str, last: str = "", limit: int = 10**6) -> l
     return results
 
 
-def test_a_query_is_submitted_and_waited_for(http: httpx.Client) -> None:
+def test_submitted_query_is_answered_when_awaited(http: httpx.Client) -> None:
     id = submit(http, "hi", parameters={"max_tokens": 50})
     assert http.get(f"/v1/queries/{id}").json()["status"] in ("queued", "running", "done")
     query = waited(http, id)
@@ -86,7 +86,7 @@ def test_a_query_is_submitted_and_waited_for(http: httpx.Client) -> None:
     assert id in [one["id"] for one in http.get("/v1/queries").json()["data"]]
 
 
-def test_events_go_on_where_the_connection_broke(http: httpx.Client) -> None:
+def test_events_resume_after_a_lost_connection(http: httpx.Client) -> None:
     id = submit(http, "a b c d e f g h")
     started = events(http, id, limit=3)
     rest = events(http, id, last=started[-1][0])
@@ -99,7 +99,7 @@ def test_events_go_on_where_the_connection_broke(http: httpx.Client) -> None:
     assert events(http, id) == events(http, id, last="nonsense") == started + rest
 
 
-def test_what_was_heard_of_another_run_is_void(http: httpx.Client) -> None:
+def test_events_of_an_earlier_attempt_are_reset(http: httpx.Client) -> None:
     id = submit(http, "x")
     waited(http, id)
     received = events(http, id, last="0-4")
@@ -107,7 +107,7 @@ def test_what_was_heard_of_another_run_is_void(http: httpx.Client) -> None:
     assert "".join(data["text"] for _, kind, data in received if kind == "delta") == "said x"
 
 
-def test_several_follow_one_query(http: httpx.Client, server: Served) -> None:
+def test_several_clients_follow_one_query(http: httpx.Client, server: Served) -> None:
     id = submit(http, "a b c d e")
 
     def follow(_: int) -> Any:
@@ -119,7 +119,7 @@ def test_several_follow_one_query(http: httpx.Client, server: Served) -> None:
     assert all(one == results[0] for one in results)
 
 
-def test_a_query_is_cancelled(http: httpx.Client, server: Served) -> None:
+def test_submitted_query_can_be_cancelled(http: httpx.Client, server: Served) -> None:
     id = submit(http, "slowly")
     assert events(http, id, limit=2)[-1][1] == "delta"
     assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
@@ -132,20 +132,20 @@ def test_a_query_is_cancelled(http: httpx.Client, server: Served) -> None:
         time.sleep(0.01)
 
 
-def test_a_query_is_forgotten(http: httpx.Client) -> None:
+def test_deleted_query_is_forgotten(http: httpx.Client) -> None:
     id = submit(http, "x")
     assert http.delete(f"/v1/queries/{id}").status_code == 204
     assert http.get(f"/v1/queries/{id}").status_code == 404
 
 
-def test_what_goes_wrong_is_told(http: httpx.Client) -> None:
+def test_failed_query_reports_its_error_code(http: httpx.Client) -> None:
     reply = waited(http, str(http.post("/v1/queries", json={"model": "failing", "input": "x"}).json()["id"]))
     assert reply["status"] == "failed"
     assert reply["error"]["code"] == "internal_error"
     assert "secret" not in json.dumps(reply)
 
 
-def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> None:
+def test_variables_refer_to_answers_of_unfinished_queries(http: httpx.Client) -> None:
     first = submit(http, "one two three four five six seven")
     both = submit(http, "{{plan}} and {{ word }}", variables={"plan": {"query": first}, "word": "{{plan}} as it is"})
     assert waited(http, both)["answer"]["text"] == "said said one two three four five six seven and {{plan}} as it is"
@@ -169,13 +169,13 @@ def test_variables_are_answers_that_are_not_there_yet(http: httpx.Client) -> Non
         ({"model": "llm", "input": "x", "code": "import os"}, 400, "code"),
     ],
 )
-def test_submissions_that_make_no_sense(http: httpx.Client, body: Any, status: int, message: str) -> None:
+def test_invalid_submissions_are_refused(http: httpx.Client, body: Any, status: int, message: str) -> None:
     reply = http.post("/v1/queries", json=body)
     assert reply.status_code == status
     assert message in reply.json()["error"]["message"]
 
 
-def test_a_parameter_that_makes_no_sense_says_where_it_is_told_of(http: httpx.Client) -> None:
+def test_invalid_parameter_error_names_its_reference(http: httpx.Client) -> None:
     """OpenAI's reference knows nothing of addresses that its protocol has not."""
     ours = http.get("/v1/queries", params={"status": "bogus"})
     theirs = http.post("/v1/embeddings", json={"model": "llm", "input": "x", "encoding_format": "bogus"})
@@ -184,7 +184,7 @@ def test_a_parameter_that_makes_no_sense_says_where_it_is_told_of(http: httpx.Cl
     assert "see OpenAI's reference" in theirs.json()["error"]["message"]
 
 
-def test_tenants_do_not_meet(http: httpx.Client, server: Served) -> None:
+def test_tenants_cannot_access_each_others_queries(http: httpx.Client, server: Served) -> None:
     id = submit(http, "mine")
     waited(http, id)
     http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "mine"}]})
@@ -202,14 +202,14 @@ def test_tenants_do_not_meet(http: httpx.Client, server: Served) -> None:
     assert waited(http, id)["status"] == "done"
 
 
-def test_a_tenant_is_forgotten(server: Served) -> None:
+def test_queries_of_a_deleted_tenant_are_forgotten(server: Served) -> None:
     with server.client(OTHER.secret) as other:
         waited(other, submit(other, "x"))
         assert other.delete("/v1/tenant").json()["queries"] == 1
         assert other.get("/v1/queries").json()["data"] == other.get("/v1/activity").json()["data"] == []
 
 
-def test_the_page_of_a_query(http: httpx.Client) -> None:
+def test_page_of_a_query_shows_no_prompt(http: httpx.Client) -> None:
     chat = http.post(
         "/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "private"}]}
     )
@@ -240,7 +240,7 @@ def record(id: str, tenant: str = "one", **more: Any) -> Record:
     )
 
 
-async def test_what_stores_keep(store: Store) -> None:
+async def test_query_stores_keep_expire_and_delete_records(store: Store) -> None:
     await store.open()
     try:
         await store.put(record("a"))
@@ -262,7 +262,7 @@ async def test_what_stores_keep(store: Store) -> None:
         await store.close()
 
 
-async def test_a_restarted_server_goes_on() -> None:
+async def test_restarted_server_reruns_unfinished_queries() -> None:
     store = MemoryStore()
     chat = {"model": "llm", "messages": [{"role": "user", "content": "again"}]}
     base: dict[str, Any] = {
@@ -290,7 +290,7 @@ async def test_a_restarted_server_goes_on() -> None:
     assert [kind for _, kind, _ in void][:2] == ["reset", "running"]
 
 
-def test_what_runs_when_the_server_stops_is_as_after_a_crash() -> None:
+def test_stopped_server_leaves_running_queries_for_the_next() -> None:
     store = MemoryStore()
     with served(EnginePool.local([llm()]), store=store, drain=0) as server, server.client() as http:
         id = submit(http, "slowly")
@@ -299,7 +299,7 @@ def test_what_runs_when_the_server_stops_is_as_after_a_crash() -> None:
     assert left.status == "running"
 
 
-def test_ids_of_events() -> None:
+def test_event_ids_give_the_position_to_resume() -> None:
     log = EventLog()
     log.begin(2)
     log.events = [("delta", {})] * 3

@@ -97,7 +97,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("path", "name"), [(path, name) for path in NULLS for name in NULLS[path].split()])
-def test_null_parameter_is_not_given(http: httpx.Client, path: str, name: str) -> None:
+def test_null_parameter_is_accepted_as_missing(http: httpx.Client, path: str, name: str) -> None:
     response = post(http, path, {**BODIES[path], name: None})
 
     assert response.status_code in (200, 202), response.text
@@ -130,7 +130,7 @@ def test_null_parameter_is_not_given(http: httpx.Client, path: str, name: str) -
         ("queries", {"documents": [{"text": "t", "name": None, "file_id": None}], "model": "llm"}),
     ],
 )
-def test_nested_null_is_not_given(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
+def test_nested_null_is_accepted_as_missing(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
     response = post(http, path, {**BODIES[path], **more})
 
     assert response.status_code in (200, 202), response.text
@@ -172,7 +172,7 @@ def test_null_in_inputs_is_kept(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("value", "status"), [(None, 200), (0, 400), (1, 400)])
-def test_zero_log_probabilities_are_asked_for(http: httpx.Client, value: Any, status: int) -> None:
+def test_zero_logprobs_is_a_value_and_refused(http: httpx.Client, value: Any, status: int) -> None:
     assert post(http, "completions", {**BODIES["completions"], "logprobs": value}).status_code == status
 
 
@@ -193,7 +193,7 @@ def test_zero_log_probabilities_are_asked_for(http: httpx.Client, value: Any, st
         ("rerank", {"top_n": 0}),
     ],
 )
-def test_empty_value_is_no_missing_one(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
+def test_empty_value_is_not_treated_as_missing(http: httpx.Client, path: str, more: dict[str, Any]) -> None:
     assert_refused(post(http, path, {**BODIES[path], **more}), next(iter(more)))
 
 
@@ -290,7 +290,7 @@ def test_parameters_that_refer_to_themselves_are_followed(http: httpx.Client, ch
     assert schema["properties"]["arguments"]["properties"]["root"] == {"$ref": "#/properties/arguments"}
 
 
-def test_definitions_of_two_tools_stay_apart() -> None:
+def test_definitions_of_two_tools_do_not_clash() -> None:
     parameters = [
         {
             "type": "object",
@@ -317,17 +317,17 @@ def test_malformed_schema_of_an_answer_is_refused(http: httpx.Client, schema: An
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_app_refuses_a_demand_that_it_cannot_meet(http: httpx.Client, choice: Any) -> None:
+def test_app_refuses_required_tool_choice(http: httpx.Client, choice: Any) -> None:
     assert_refused(chat(http, "chain", tool_choice=choice), "tool_choice")
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_choice_that_demands_nothing_needs_no_tools(http: httpx.Client, choice: Any) -> None:
+def test_optional_tool_choice_needs_no_tools(http: httpx.Client, choice: Any) -> None:
     assert chat(http, tool_choice=choice).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["messages", "n", "response_format", "max_completion_tokens"])
-def test_parameter_of_chats_is_none_of_responses(http: httpx.Client, name: str) -> None:
+def test_chat_parameter_is_refused_in_responses(http: httpx.Client, name: str) -> None:
     assert_refused(post(http, "responses", {**BODIES["responses"], name: 1}), name)
 
 
@@ -348,7 +348,7 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def test_graph_gets_messages_as_what_they_are(http: httpx.Client) -> None:
+def test_graph_gets_messages_with_their_types(http: httpx.Client) -> None:
     echoed = json.loads(content_of(chat(http, "echoing_graph", HISTORY)))
 
     assert echoed == [
@@ -363,7 +363,7 @@ def test_graph_gets_messages_as_what_they_are(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("arguments", ["{bad", "[1]", "", '"\\ud800"', "[" * 5000, "NaN", "9" * 5000])
 @pytest.mark.parametrize("model", ["llm", *APPS])
-def test_calls_with_odd_arguments_are_no_fault(http: httpx.Client, model: str, arguments: str) -> None:
+def test_tool_calls_with_odd_arguments_are_accepted(http: httpx.Client, model: str, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "content": "x", "tool_calls": [call]}, *MESSAGES]
 
@@ -371,7 +371,7 @@ def test_calls_with_odd_arguments_are_no_fault(http: httpx.Client, model: str, a
 
 
 @pytest.mark.parametrize("model", ["llm", *APPS])
-def test_history_with_tools_is_taken(http: httpx.Client, model: str) -> None:
+def test_history_with_tool_calls_is_accepted(http: httpx.Client, model: str) -> None:
     assert chat(http, model, HISTORY).status_code == 200
 
 
@@ -393,7 +393,7 @@ def test_malformed_call_is_refused(http: httpx.Client, model: str, call: Any) ->
     "message", [{"role": "tool", "content": "x"}, {"role": "function", "content": "x"}, {"role": "user", "name": 1}]
 )
 @pytest.mark.parametrize("model", ["graph", "model"])
-def test_message_without_what_it_needs_is_refused(http: httpx.Client, model: str, message: Any) -> None:
+def test_message_without_required_fields_is_refused(http: httpx.Client, model: str, message: Any) -> None:
     assert_refused(chat(http, model, [message, *MESSAGES]), "messages.0")
 
 
@@ -422,7 +422,7 @@ def test_parts_of_a_tools_message_are_text(http: httpx.Client) -> None:
         ("chat_engine", [["king", "x"]]), ("workflow", {"ctx": 1}), ("template", 5), ("template", {}),
     ],
 )  # fmt: skip
-def test_inputs_that_an_app_cannot_take_are_refused(http: httpx.Client, model: str, inputs: Any) -> None:
+def test_invalid_app_inputs_are_refused(http: httpx.Client, model: str, inputs: Any) -> None:
     if isinstance(inputs, str):
         inputs = json.dumps(inputs)
     response = chat(http, model, metadata={"inputs": inputs})
@@ -484,7 +484,7 @@ def test_model_is_shown_without_folders(model: str, expected: str) -> None:
     assert without_folders(model) == expected
 
 
-def test_no_route_tells_a_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_route_shows_a_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret-folder/my-model").mkdir(parents=True)
     model = str(tmp_path / "secret-folder/my-model")
     engines = [FakeLLM("llm"), FakeEmbedder(), FakeReranker()]

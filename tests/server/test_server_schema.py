@@ -64,7 +64,7 @@ def test_every_route_is_in_the_schema(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_no_fault_of_the_servers(server: Served, http: httpx.Client, schema: Any, mode: str) -> None:
+def test_generated_requests_cause_no_server_error(server: Served, http: httpx.Client, schema: Any, mode: str) -> None:
     """`positive`: requests that fit the schema; `negative`: those that do not."""
     seen = list[int]()
     for operation in operations(schema):

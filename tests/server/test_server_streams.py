@@ -172,7 +172,7 @@ def text_of_query(http: httpx.Client, body: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("more", ENGINE_REQUESTS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_streamed_chat_of_an_engine_is_the_whole_one(http: httpx.Client, text: str, more: dict[str, Any]) -> None:
+def test_streamed_chat_of_an_engine_equals_the_whole_one(http: httpx.Client, text: str, more: dict[str, Any]) -> None:
     messages = [{"role": "user", "content": text}]
 
     assert_chats_are_equal(http, {"model": "llm", "messages": messages, **more})
@@ -180,12 +180,12 @@ def test_streamed_chat_of_an_engine_is_the_whole_one(http: httpx.Client, text: s
 
 @pytest.mark.parametrize("tools", [None, [{"type": "function", **tool["function"]} for tool in TOOLS]])  # type: ignore[dict-item]
 @pytest.mark.parametrize("text", TEXTS)
-def test_streamed_response_of_an_engine_is_the_whole_one(http: httpx.Client, text: str, tools: Any) -> None:
+def test_streamed_response_of_an_engine_equals_the_whole_one(http: httpx.Client, text: str, tools: Any) -> None:
     assert_responses_are_equal(http, {"model": "llm", "input": text, "tools": tools})
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_events_of_a_query_say_what_its_answer_says(http: httpx.Client, text: str) -> None:
+def test_events_of_a_query_add_up_to_its_answer(http: httpx.Client, text: str) -> None:
     chat = http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": text}]})
 
     streamed = text_of_query(http, {"model": "llm", "input": text})
@@ -197,7 +197,7 @@ def test_events_of_a_query_say_what_its_answer_says(http: httpx.Client, text: st
     ("prompt", "n"), [(["one two three", "one", "one two"], 1), (["one two three", "one"], 2), ("one", 3), (["a"], 1)]
 )
 @pytest.mark.parametrize("max_tokens", [1, 50])
-def test_streamed_completion_is_the_whole_one(http: httpx.Client, prompt: Any, n: int, max_tokens: int) -> None:
+def test_streamed_completion_equals_the_whole_one(http: httpx.Client, prompt: Any, n: int, max_tokens: int) -> None:
     body = {"model": "llm", "prompt": prompt, "n": n, "max_tokens": max_tokens}
 
     joined = http.post("/v1/completions", json=body).json()
@@ -220,7 +220,7 @@ OF_OUR_OWN = ("template", "titled", "listing_template")
 
 
 @pytest.mark.parametrize(("app", "text"), [*asked_values(), *((app, "cows") for app in OF_OUR_OWN)])
-def test_streamed_answer_of_an_app_is_the_whole_one(http: httpx.Client, app: str, text: str) -> None:
+def test_streamed_answer_of_an_app_equals_the_whole_one(http: httpx.Client, app: str, text: str) -> None:
     chat = assert_chats_are_equal(http, {"model": app, "messages": [{"role": "user", "content": text}]})
     response = assert_responses_are_equal(http, {"model": app, "input": text})
     query = text_of_query(http, {"model": app, "input": text})
@@ -244,14 +244,14 @@ def test_streamed_answer_of_an_app_is_the_whole_one(http: httpx.Client, app: str
         ("parallel_runnable", "abc", {"late": "abc", "early": ["abc"]}),
     ],
 )
-def test_value_that_is_no_text_is_answered_as_json(http: httpx.Client, app: str, text: str, expected: Any) -> None:
+def test_non_text_value_of_an_app_is_answered_as_json(http: httpx.Client, app: str, text: str, expected: Any) -> None:
     answer = assert_chats_are_equal(http, {"model": app, "messages": [{"role": "user", "content": text}]})
 
     assert json.loads(answer) == expected
 
 
 @pytest.mark.parametrize("app", ["chain", "model", "talking_graph", "streaming_engine", "chat_engine", "template"])
-def test_text_still_comes_in_pieces(http: httpx.Client, app: str) -> None:
+def test_text_of_apps_is_streamed_in_pieces(http: httpx.Client, app: str) -> None:
     body = {"model": app, "messages": [{"role": "user", "content": "what do cows eat"}], "stream": True}
 
     chunks = events_of(http.post("/v1/chat/completions", json=body))

@@ -227,7 +227,7 @@ def message_without_id(reply: httpx.Response, id: str) -> Any:
     return reply.status_code, reply.text.replace(id, "ID")
 
 
-def test_neither_gets_at_anything_of_the_others(server: Served) -> None:
+def test_random_attacks_reach_no_data_of_another_tenant(server: Served) -> None:
     """Seeded: `TEOLA_TEST_SEED`. Ten thousand attempts in the long run."""
     rng = random.Random(int(os.environ.get("TEOLA_TEST_SEED", "1")))
     with server.client(ONE.secret) as one, server.client(OTHER.secret) as two, server.client(THIRD.secret) as three:
@@ -259,7 +259,7 @@ def seen(owner: Tenant) -> dict[str, Any]:
     return {"queries": queries, "activity": activity, "files": files}
 
 
-def test_caches_and_drafts_are_apart() -> None:
+def test_tenants_share_no_cache_and_no_drafts() -> None:
     """The same prompt: cached for who has sent it, drafted from the outputs of nobody else."""
     engine = llm("on")
     with served(EnginePool.local([engine]), keys=[ONE.settings, OTHER.settings]) as server:
@@ -285,7 +285,7 @@ def test_caches_and_drafts_are_apart() -> None:
 
 
 @pytest.mark.parametrize("stored", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_what_was_cached_before_is_not_met_again_after_a_restart(stored: str, request: pytest.FixtureRequest) -> None:
+def test_cache_of_forgotten_tenant_is_not_hit_after_a_restart(stored: str, request: pytest.FixtureRequest) -> None:
     """The engine stays, as that of a shared pool does; the server and its connections are new ones."""
     engine, store, name = llm("on"), MemoryStore(), f"pool-{time.monotonic_ns()}"
     keys, mark = [ONE.settings, OTHER.settings], "the same " * 30
@@ -311,7 +311,7 @@ def test_what_was_cached_before_is_not_met_again_after_a_restart(stored: str, re
 
 
 @pytest.mark.parametrize("stored", ["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_nothing_is_left_of_a_tenant(stored: str, request: pytest.FixtureRequest) -> None:
+def test_no_data_of_a_forgotten_tenant_remain(stored: str, request: pytest.FixtureRequest) -> None:
     """Neither in what its key can ask for, nor in rows, nor anywhere in the process that the server leads to."""
     store: Store = MemoryStore()
     dsn = request.getfixturevalue("postgres_dsn") if stored == "postgres" else ""

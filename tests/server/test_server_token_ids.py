@@ -49,7 +49,7 @@ def vectors(http: httpx.Client, model: str, input: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("model", ["embedder", NAMED])
-def test_ids_are_the_text_that_they_stand_for(http: httpx.Client, model: str) -> None:
+def test_token_ids_embed_as_their_text(http: httpx.Client, model: str) -> None:
     encoding = tiktoken.get_encoding("cl100k_base")
     texts = [text for text in TEXTS if text]
     expected = vectors(http, model, texts)
@@ -57,7 +57,9 @@ def test_ids_are_the_text_that_they_stand_for(http: httpx.Client, model: str) ->
     assert vectors(http, model, encoding.encode(texts[0])) == expected[:1]
 
 
-def test_langchain_by_base_url_and_name_alone(server: Served, http: httpx.Client, monkeypatch: Any) -> None:
+def test_langchain_embeddings_work_with_base_url_and_model(
+    server: Served, http: httpx.Client, monkeypatch: Any
+) -> None:
     from langchain_openai import OpenAIEmbeddings
 
     monkeypatch.setenv("NO_PROXY", "*")
@@ -69,7 +71,7 @@ def test_langchain_by_base_url_and_name_alone(server: Served, http: httpx.Client
         assert embeddings.embed_query(TEXTS[0]) == pytest.approx(vectors(http, model, TEXTS[0])[0])
 
 
-def test_a_prompt_of_ids(server: Served) -> None:
+def test_prompt_of_token_ids_is_decoded(server: Served) -> None:
     with server.openai() as client:
         ids = tiktoken.get_encoding("cl100k_base").encode("one two")
         options: dict[str, Any] = {"model": "llm", "max_tokens": 20, "temperature": 0}
@@ -90,13 +92,13 @@ def test_a_prompt_of_ids(server: Served) -> None:
         ("embedder", [], "input is empty"),
     ],
 )
-def test_what_is_refused(http: httpx.Client, model: str, value: Any, message: str) -> None:
+def test_unsupported_token_ids_get_400(http: httpx.Client, model: str, value: Any, message: str) -> None:
     reply = http.post("/v1/embeddings", json={"model": model, "input": value})
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
 
 
-def test_an_encoding_that_cannot_be_fetched(http: httpx.Client, monkeypatch: Any) -> None:
+def test_unavailable_encoding_gets_503(http: httpx.Client, monkeypatch: Any) -> None:
     def fails(name: str) -> Any:
         raise OSError(name)
 
@@ -107,6 +109,6 @@ def test_an_encoding_that_cannot_be_fetched(http: httpx.Client, monkeypatch: Any
 
 
 @pytest.mark.parametrize("setting", [{"embeder": "cl100k_base"}, {"llm": "cl100"}])
-def test_settings_that_make_no_sense(setting: dict[str, str]) -> None:
+def test_invalid_token_id_settings_raise(setting: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"server\.token_ids.*Next: "), served(token_ids=setting):
         pass

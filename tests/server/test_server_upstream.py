@@ -152,7 +152,7 @@ def test_a_stream_that_becomes_malformed_ends_with_an_error_of_the_engine(
 
 @pytest.mark.parametrize("status", [301, 401, 403, 500, 501, 503, 520])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_status_that_is_not_about_the_request_is_502(
+def test_upstream_status_unrelated_to_the_request_is_502(
     http: httpx.Client, upstream: FixedReplies, status: int, stream: bool
 ) -> None:
     upstream.reply_with({"error": {"message": "no"}})
@@ -222,7 +222,7 @@ def test_any_text_is_written_as_a_valid_event(http: httpx.Client, upstream: Fixe
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
-def test_clients_that_cut_lines_at_other_separators_read_the_events_too(
+def test_events_survive_clients_splitting_at_unicode_separators(
     http: httpx.Client, upstream: FixedReplies, text: str
 ) -> None:
     upstream.stream(chunk({"content": text}), chunk({}, "stop"))

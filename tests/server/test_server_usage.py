@@ -62,7 +62,7 @@ def test_models_outside_the_pool_are_counted_once(server: Served, name: str, str
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_what_they_took_is_charged() -> None:
+def test_tokens_of_outside_models_are_charged_to_the_key() -> None:
     few = key("few", tokens_per_minute=60)
     apps = {"streams_own": {"object": "support.telling_models:streams_own"}}
     with served(apps=apps, keys=[few.settings]) as server, server.client(few.secret) as http:
@@ -72,7 +72,7 @@ def test_what_they_took_is_charged() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_that_an_engine_serves_is_counted_as_the_engines(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+def test_model_bound_to_an_engine_is_counted_once(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     """Its messages tell, too: by its own code, which reads what the engine has carried."""
     openai = pytest.importorskip("langchain_openai")
     with openai_stub.openai_stub() as stub:
