@@ -11,7 +11,7 @@ from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, Pr
 from teola_plugin.requests.payloads import Done
 
 
-def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
+def test_cache_events_are_sent_with_the_results() -> None:
     engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
     assert reports.take() == []
@@ -25,7 +25,7 @@ def test_a_parcel_takes_along_what_there_is_to_tell() -> None:
     assert list(without_reports(unpack(parcel), None)) == [Done("r", 3)]
 
 
-def test_what_nobody_fetches_does_not_pile_up() -> None:
+def test_unfetched_cache_events_collapse_into_a_reset() -> None:
     engine: Any = SimpleNamespace(on_prefix_events=None)
     reports = CacheReports(engine)
     for _ in range(MAX_EVENTS + 1):

@@ -34,7 +34,9 @@ def there(fakes_address: str) -> Iterator[tuple[EnginePool, Parts]]:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way in ("invoke", "ainvoke", "abatch")])
 @pytest.mark.parametrize("name", CHAINS)
-def test_same(name: str, way: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]) -> None:
+def test_chains_on_a_cluster_equal_the_original(
+    name: str, way: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]
+) -> None:
     make, given = CHAINS[name]
     for pool, _ in (here, there):
         pool.admin("store", "delete_collection", "uploads").result(30)
@@ -47,7 +49,9 @@ def test_same(name: str, way: str, here: tuple[EnginePool, Parts], there: tuple[
 
 
 @pytest.mark.parametrize("name", ["string_prompt", "retrieve_prompt_answer"])
-def test_streams_add_up(name: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]) -> None:
+def test_streams_on_a_cluster_add_up_to_the_original(
+    name: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]
+) -> None:
     """Pieces travel in parcels by time, so there are fewer of them."""
     make, given = CHAINS[name]
     plain = list(make(here[1]).stream(given))

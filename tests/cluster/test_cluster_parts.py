@@ -49,12 +49,12 @@ RULE = Autoscale(min_replicas=1, max_replicas=3, queued_per_replica=4, up_after_
         ([(0, 0, 5)], [3]),
     ],
 )
-def test_the_autoscaler_follows_the_queue(seen: Sequence[tuple[float, int, int]], wanted: list[int]) -> None:
+def test_autoscaling_policy_follows_the_queue(seen: Sequence[tuple[float, int, int]], wanted: list[int]) -> None:
     rule = QueueDepth(RULE)
     assert [rule.target(at, queued, replicas) for at, queued, replicas in seen] == wanted
 
 
-async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
+async def test_first_pieces_and_ends_are_sent_at_once() -> None:
     async def results() -> AsyncIterator[Result]:
         for n in range(4):
             yield Piece("a", f"{n}")
@@ -72,7 +72,7 @@ async def test_first_pieces_and_ends_go_at_once_the_rest_by_time() -> None:
     assert sum(isinstance(r, Piece) and r.request_id == "a" for r in flat) < 4  # some were put together
 
 
-async def test_what_the_engine_raises_comes_through() -> None:
+async def test_exception_of_an_engine_ends_the_stream() -> None:
     async def results() -> AsyncIterator[Result]:
         yield Piece("a", "x")
         raise EngineUnavailable("gone", retryable=True)
@@ -84,7 +84,7 @@ async def test_what_the_engine_raises_comes_through() -> None:
     assert found == [Piece("a", "x")]
 
 
-async def test_parcels_that_overtake_wait_for_the_others() -> None:
+async def test_parcels_out_of_order_are_reordered() -> None:
     client = Client("c")
     assert list(client.in_order(2, b"two")) == []
     assert list(client.in_order(3, b"three")) == []
@@ -92,7 +92,7 @@ async def test_parcels_that_overtake_wait_for_the_others() -> None:
     assert list(client.in_order(4, b"four")) == [b"four"]
 
 
-async def test_a_parcel_whose_reader_fails_holds_up_no_other() -> None:
+async def test_failing_reader_does_not_block_later_parcels() -> None:
     client, read = Client("c"), []
     for number in (1, 2):
         try:
@@ -104,7 +104,7 @@ async def test_a_parcel_whose_reader_fails_holds_up_no_other() -> None:
     assert read == [1, 2]
 
 
-async def test_news_are_read_in_order_and_pieces_joined() -> None:
+async def test_events_are_read_in_order_with_pieces_joined() -> None:
     client = Client("c")
     for news in (
         RequestStarted("r", "0", 1),
@@ -121,7 +121,7 @@ async def test_news_are_read_in_order_and_pieces_joined() -> None:
     assert await client.outbox.take() is None
 
 
-async def test_who_asks_at_once_hears_in_turn() -> None:
+async def test_concurrent_takers_are_served_in_turn() -> None:
     outbox = Outbox()
     asked = [asyncio.ensure_future(outbox.take()) for _ in range(3)]
     for name in "ab":
@@ -133,7 +133,7 @@ async def test_who_asks_at_once_hears_in_turn() -> None:
     assert await asked[0] is None
 
 
-async def test_news_wait_in_little_room() -> None:
+async def test_pending_pieces_of_a_stream_are_merged() -> None:
     """Of two streams that nobody hears of, each keeps one text, whatever comes between."""
     outbox = Outbox()
     for n in range(1000):
@@ -147,7 +147,7 @@ async def test_news_wait_in_little_room() -> None:
     assert taken[1] == [RequestPiece(name, Piece(name, text, 1000)) for name in "ab"] + [RequestEnded("a", "x")]
 
 
-async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_fetches_no_events_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "MAX_EVENTS", 9)
     client = Client("c")
     for n in range(9):
@@ -165,7 +165,7 @@ async def test_a_client_that_does_not_listen_is_lost(monkeypatch: pytest.MonkeyP
         EngineUnavailable("z", retryable=True),
     ],
 )
-def test_errors_survive_the_way(error: EngineError) -> None:
+def test_errors_survive_serialization(error: EngineError) -> None:
     [ended] = unpack(pack([RequestEnded("r", None, error)]))
     assert type(ended.error) is type(error) and ended.error.__dict__ == error.__dict__
     assert str(ended.error) == str(error)
@@ -174,7 +174,7 @@ def test_errors_survive_the_way(error: EngineError) -> None:
 # ---------------------------------------------------------------- values that stay
 
 
-def test_references_travel_beside_the_bytes() -> None:
+def test_ray_references_are_sent_separately_from_the_bytes() -> None:
     held = RayBatch("a reference of Ray's")
     asked = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), RayValue(held, n))) for n in range(2)]  # type: ignore[arg-type]
     parcel = pack(asked)
@@ -185,7 +185,7 @@ def test_references_travel_beside_the_bytes() -> None:
     assert names == ("r0", "r1") and remote_values_in(order.requests[1].payload)[0].index == 1  # type: ignore[union-attr]
 
 
-def test_an_order_that_cannot_be_written_fails_alone() -> None:
+def test_unserializable_order_fails_alone() -> None:
     failed: list[Any] = []
     bad, good = (
         Submit(event(EMBED), (Request(name, K.EMBEDDING, payload),)) for name, payload in (("b", lambda: 0), ("g", 1))
@@ -195,7 +195,7 @@ def test_an_order_that_cannot_be_written_fails_alone() -> None:
     assert pack_orders([bad], lambda *_: None) is None
 
 
-def test_small_values_and_those_that_others_read_travel() -> None:
+def test_small_and_shared_values_are_sent_inline() -> None:
     small: list[Result] = [Done("a", [1.0] * 9), Done("b", "x" * 99_999)]
     assert store_large(small, {"a"}) is small
 
@@ -231,14 +231,14 @@ class Taken:
         )
 
 
-def test_a_follower_is_made_of_the_value_before_it() -> None:
+def test_follower_request_is_built_from_the_value_before_it() -> None:
     made = follower_order(follow(), [0.5, 1.0])
     assert made is not None
     assert made.requests == (Request("q-ahead1.0", K.SEARCHING, SearchVector("c", [0.5, 1.0], 2), "q", ""),)
     assert follower_order(Follow(SEARCH, "n", {}, (("vectors", ("no",)),), event(SEARCH), ""), [1.0]) is None
 
 
-def test_it_goes_to_its_own_engine_when_the_value_is_there() -> None:
+def test_follower_is_sent_to_its_engine_when_its_value_is_ready() -> None:
     taken = Taken()
     taken.followers.expect("me", order((follow(),)))
     taken.followers.end_request("other", "r1", [9.0], None)
@@ -249,7 +249,7 @@ def test_it_goes_to_its_own_engine_when_the_value_is_there() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "unwanted", "left"])
-def test_nothing_follows(how: str) -> None:
+def test_no_follower_is_sent_after_failure_or_cancellation(how: str) -> None:
     taken = Taken()
     taken.followers.expect("me", order((follow(),)))
     if how == "failed":
@@ -264,7 +264,7 @@ def test_nothing_follows(how: str) -> None:
     assert not taken.here and not taken.elsewhere
 
 
-def test_a_chain_is_sent_on_with_what_follows() -> None:
+def test_follower_is_sent_with_its_own_followers() -> None:
     taken, again = Taken(), Primitive("more", K.EMBEDDING, "embedder", named(texts=Ref("$input")), after=("search",))
     last: Any = Follow(again, "q-ahead2", {"texts": "t"}, (), event(again), "")
     taken.followers.expect("me", order((follow((last,)),)))
@@ -275,10 +275,10 @@ def test_a_chain_is_sent_on_with_what_follows() -> None:
 # ---------------------------------------------------------------- names
 
 
-def test_actors_say_their_pool() -> None:
+def test_actor_names_contain_their_pool() -> None:
     assert [pool_of(name) for name in (actor_name("farm", "llm"), directory_name("farm"))] == ["farm", "farm"]
     assert [pool_of(name) for name in ("", "teola", "other/farm", "teolas/farm/llm")] == ["", "", "", ""]
 
 
-def test_requests_say_whose_followers_they_are() -> None:
+def test_follower_name_is_recovered_from_its_request_id() -> None:
     assert follower_of(follower_request("q1-ahead2", 3)) == "q1-ahead2" and follower_of("q1-3") == ""

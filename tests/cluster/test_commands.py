@@ -104,7 +104,7 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any) -> None:
+def test_pool_commands_work_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any) -> None:
     coming.settle()  # servers that start beside this test have something in shared memory, too
     before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
@@ -132,7 +132,7 @@ def test_a_pool_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any
     assert shared_memory() <= shared
 
 
-def test_faults_are_named(env: dict[str, str], tmp_path: Path) -> None:
+def test_invalid_commands_are_reported_with_a_hint(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("engines:\n  llm: {kind: vllm}\n")
     faulty, nothing, client, both = at_once(
@@ -159,7 +159,7 @@ def good(folder: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_cluster_for_other_machines_asks_for_its_token(env: dict[str, str], tmp_path: Path) -> None:
+def test_cluster_on_another_address_requires_its_token(env: dict[str, str], tmp_path: Path) -> None:
     """Ray binds all interfaces then: no option of it makes that fewer. Still no Ray Client server."""
     here = next((ip for ip in addresses() if not ip.startswith("127.")), "")
     if not here:
@@ -178,7 +178,7 @@ def test_a_cluster_for_other_machines_asks_for_its_token(env: dict[str, str], tm
 
 
 @pytest.mark.long
-def test_a_user_may_do_without_a_token(env: dict[str, str], tmp_path: Path) -> None:
+def test_cluster_runs_without_a_token_if_disabled(env: dict[str, str], tmp_path: Path) -> None:
     open_to_all = {**env, "RAY_AUTH_MODE": "disabled"}
     assert teola(open_to_all, "up", str(good(tmp_path))).returncode == 0
     try:
@@ -189,7 +189,7 @@ def test_a_user_may_do_without_a_token(env: dict[str, str], tmp_path: Path) -> N
         assert teola(open_to_all, "down", "--pool", "commands").returncode == 0
 
 
-def test_calibrating(env: dict[str, str], tmp_path: Path) -> None:
+def test_calibrate_command_measures_one_engine(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("engines: {embedder: {kind: embedding}, other: {kind: fake, options: {like: llm}}}\n")
     calibrate = ("calibrate", str(path), "--engine")

@@ -29,7 +29,7 @@ engines:
 """
 
 
-def test_a_whole_file() -> None:
+def test_complete_pool_file_is_parsed() -> None:
     config = PoolConfig.parse(GOOD)
     assert config.name == "mine" and list(config.engines) == ["llm", "embedder", "store"]
     llm = config.engines["llm"]
@@ -75,14 +75,14 @@ def test_a_whole_file() -> None:
         ("", 1, "no settings"),
     ],
 )
-def test_a_fault_is_named_with_its_line(text: str, line: int, says: str) -> None:
+def test_fault_is_reported_with_its_line(text: str, line: int, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PoolConfig.parse(text, "pool.yaml")
     assert f"pool.yaml, line {line}:" in str(caught.value) and says in str(caught.value)
     assert caught.value.hint
 
 
-def test_every_fault_is_named(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("engines:\n  a: {kind: fake, cpus: -1}\n  b: {kind: nothing}\n")
     with pytest.raises(ConfigError) as caught:
@@ -90,17 +90,17 @@ def test_every_fault_is_named(tmp_path: Path) -> None:
     assert "a.cpus" in str(caught.value) and "b.kind" in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_pool_file_raises_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         PoolConfig.read(tmp_path / "nowhere.yaml")
 
 
-def test_ray_client_is_refused_with_the_remedy() -> None:
+def test_ray_client_address_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="6379"):
         check_address("ray://somewhere:10001")
 
 
-def test_a_factory_of_ones_own() -> None:
+def test_custom_factory_builds_the_engine() -> None:
     text = "engines:\n  mine:\n    factory: teola_plugin.engines.fake.engines:FakeReranker\n"
     config = PoolConfig.parse(text)
     assert build_engine(engine_spec("mine", config.engines["mine"]), 0).name == "mine"
@@ -110,7 +110,7 @@ def test_a_factory_of_ones_own() -> None:
             build_engine(spec, 0)
 
 
-def test_a_fake_like_nothing() -> None:
+def test_fake_engine_without_like_raises() -> None:
     config = PoolConfig.parse("engines: {x: {kind: fake}}")
     with pytest.raises(ConfigError, match="like"):
         build_engine(engine_spec("x", config.engines["x"]), 0)
@@ -154,7 +154,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("field", EngineConfig.model_fields)
-def test_a_value_of_a_wrong_kind_is_told_of_in_one_line(field: str) -> None:
+def test_value_of_a_wrong_type_is_reported_in_one_line(field: str) -> None:
     for value in WRONG[field]:
         engine = {"kind": "vllm", "model": "m", field: value}
         if field == "factory":
@@ -173,7 +173,7 @@ def test_a_password_is_not_shown() -> None:
     assert "12345678" not in str(caught.value)
 
 
-def test_a_setting_that_stands_twice_is_not_lost() -> None:
+def test_duplicate_setting_raises() -> None:
     text = "engines:\n  llm: {kind: fake}\n  llm: {kind: fake, replicas: 2}\n"
     with pytest.raises(ConfigError, match=r"pool.yaml, line 3: llm stands there twice"):
         PoolConfig.parse(text, "pool.yaml")
@@ -181,7 +181,7 @@ def test_a_setting_that_stands_twice_is_not_lost() -> None:
         PoolConfig.parse("engines: &x\n  a: *x\n", "pool.yaml")  # it holds itself
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_binary_pool_file_raises(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
@@ -193,14 +193,14 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "tokens"), [("auto", 16), ("off", None), ('"off"', None), ("{tokens: 8}", 8), ("{}", 16)]
 )
-def test_drafts_of_an_engine(said: str, tokens: int | None) -> None:
+def test_draft_settings_of_an_engine_are_parsed(said: str, tokens: int | None) -> None:
     config = PoolConfig.parse(f"engines:\n  llm: {{kind: vllm, model: some/model, drafts: {said}}}\n")
     made: Any = build_engine(engine_spec("llm", config.engines["llm"]), 0)
     assert (made._setup.drafts.tokens if made._setup.drafts else None) == tokens
     assert made._setup.drafts_on_cuda == (said != "auto")
 
 
-def test_searches_and_tools_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_and_tool_engines_are_built_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRAVE_SEARCH_API_KEY", "hidden")
     (tmp_path / "oats.txt").write_text("Oats are sown in spring.")
     config = PoolConfig.parse(f"""
@@ -220,7 +220,7 @@ engines:
     ]
 
 
-def test_a_tool_that_cannot_be_imported_is_named() -> None:
+def test_tool_that_cannot_be_imported_raises_with_its_name() -> None:
     config = EngineConfig(kind="tools", options={"tools": ["json:nothing"]})
     with pytest.raises(ConfigError, match="the tool 'json:nothing' cannot be imported"):
         build_engine(engine_spec("tools", config), 0)

@@ -40,7 +40,7 @@ def accepted(pool: EnginePool, tenant: str) -> int:
     return made.accepted
 
 
-def test_outputs_are_drafted_from_until_the_pool_forgets_them(pool: EnginePool) -> None:
+def test_outputs_are_drafted_until_the_pool_forgets_them(pool: EnginePool) -> None:
     first = accepted(pool, "one")
     assert accepted(pool, "one") > first
     assert accepted(pool, "two") == first and accepted(pool, "two") > first

@@ -97,7 +97,7 @@ def answer(pool: EnginePool) -> str:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_address: str, how: signal.Signals) -> None:
+def test_frozen_client_does_not_block_other_clients(pool: EnginePool, ray_address: str, how: signal.Signals) -> None:
     """It is stopped while its answers stream; when it goes on, it has them all."""
     expected = answer(pool)
     command = [sys.executable, "-c", BUSY, ray_address, POOL]
@@ -122,7 +122,7 @@ def test_a_client_that_stands_still_holds_up_nobody(pool: EnginePool, ray_addres
         busy.communicate()
 
 
-def test_a_text_that_is_no_unicode_silences_nobody(pool: EnginePool) -> None:
+def test_invalid_unicode_does_not_block_other_requests(pool: EnginePool) -> None:
     """Its host cannot route it by its blocks. It ends by itself, and whoever comes after it has an answer."""
     odd, after = asked(pool, "half a pair: \ud800", "routed"), asked(pool, "a whole one", "routed")
     assert after.result(10)[0].text

@@ -52,7 +52,7 @@ def built(name: str) -> Any:
         ("whole", "", None),
     ],
 )
-def test_an_engine_asks_for_what_was_reserved(name: str, device: str, share: float | None) -> None:
+def test_engine_demands_the_reserved_gpu_share(name: str, device: str, share: float | None) -> None:
     engine = built(name)
     demand = engine.demand()
     assert (demand.device, demand.share) == (device, share)
@@ -67,7 +67,7 @@ def test_an_engine_asks_for_what_was_reserved(name: str, device: str, share: flo
         ("gpus: 0.5, engine_args: {gpu_memory_utilization: 0.9}", "0.9 is more than gpus: 0.5 reserves"),
     ],
 )
-def test_settings_that_contradict_themselves(settings: str, says: str) -> None:
+def test_contradictory_gpu_settings_raise(settings: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         PoolConfig.parse(f"engines:\n  llm: {{kind: vllm, model: x, {settings}}}\n")
 
@@ -103,7 +103,7 @@ def carried() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def test_an_engine_computes_on_the_gpu_that_ray_gave(ray_address: str, carried: None) -> None:
+def test_engine_computes_on_the_gpu_assigned_by_ray(ray_address: str, carried: None) -> None:
     import ray
 
     config = CONFIG.engines["reranker"]
@@ -124,7 +124,7 @@ def test_an_engine_computes_on_the_gpu_that_ray_gave(ray_address: str, carried: 
 
 
 @pytest.mark.models
-def test_half_a_gpu_is_computed_on(ray_address: str) -> None:
+def test_engine_computes_on_half_a_gpu(ray_address: str) -> None:
     """Without one that torch can use, it is said; the CPU is not taken instead."""
     torch = pytest.importorskip("torch")
     config = PoolConfig.model_validate({"name": "half", "engines": {"embedder": {"kind": "embedding", "gpus": 0.5}}})

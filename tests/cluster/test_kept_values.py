@@ -115,7 +115,9 @@ def found(pool: EnginePool, collection: str) -> list[str]:
     return [document.page_content for document in store.similarity_search(TEXTS[5], 1)]
 
 
-def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_vectors_of_a_graph_reach_the_store_without_the_client(
+    shared: EnginePool, collection: str, vectors: list[Any]
+) -> None:
     with freed():
         before = received(shared)
         run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {})
@@ -126,7 +128,7 @@ def test_vectors_of_a_graph_go_to_the_store(shared: EnginePool, collection: str,
     assert found(shared, collection) == [TEXTS[5]]
 
 
-def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_rows_are_written_when_the_original_sends_them(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
     run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, has_original=True)
     asked = [EmbedText(text, "document") for text in TEXTS]
@@ -142,7 +144,7 @@ def test_rows_wait_for_the_plain_object(shared: EnginePool, collection: str, vec
     assert trace is not None and [span.outcome for span in trace.spans if span.primitive == "store"] == ["done"]
 
 
-def test_documents_added_to_a_store(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_documents_added_to_a_store_bypass_the_client(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared, engine="wide"), collection=collection)
     with freed():
         before = received(shared)
@@ -151,7 +153,9 @@ def test_documents_added_to_a_store(shared: EnginePool, collection: str, vectors
     assert found(shared, collection) == [TEXTS[5]]
 
 
-def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_accelerated_indexer_keeps_vectors_off_the_client(
+    shared: EnginePool, collection: str, vectors: list[Any]
+) -> None:
     store = TeolaVectorStore(pool=shared, embedding=TeolaEmbeddings(pool=shared, engine="wide"), collection=collection)
     fast = accelerate(TeolaIndexer(store=store), pool=shared)
     with freed():
@@ -161,7 +165,7 @@ def test_an_accelerated_indexer(shared: EnginePool, collection: str, vectors: li
     assert found(shared, collection) == [TEXTS[5]]
 
 
-def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_claimed_remote_vectors_are_fetched(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     with freed():
         run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, has_original=True)
         assert until(lambda: in_store() > 100_000)  # they are made, ahead of their being asked for
@@ -173,7 +177,7 @@ def test_who_asks_for_them_gets_the_values(shared: EnginePool, collection: str, 
         del run, claimed
 
 
-def test_values_that_are_lost_are_made_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
+def test_lost_remote_values_are_computed_again(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     assert settled(lambda: in_store() < 1000)
     ask = [EmbedText(text, "document") for text in TEXTS]
     kept = shared.call(K.EMBEDDING, "wide", ask, keep_remote=True).result(30)

@@ -20,7 +20,7 @@ engines:
 """
 
 
-def test_policies_and_limits_are_those_of_the_file(tmp_path: Path) -> None:
+def test_local_pool_uses_policies_and_limits_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(FILE)
     with EnginePool.from_yaml(path) as pool:
@@ -36,11 +36,11 @@ def test_policies_and_limits_are_those_of_the_file(tmp_path: Path) -> None:
         assert "its limit is 1" in str(failed[0]) and len(failed) < 8
 
 
-def test_a_file_that_was_read_already() -> None:
+def test_local_pool_is_built_from_a_parsed_config() -> None:
     with EnginePool.from_yaml(PoolConfig.parse("engines:\n  llm: {kind: fake}\n")) as pool:
         assert ChatTeola(pool=pool).invoke("Is it there?").content
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_missing_pool_file_raises() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         EnginePool.from_yaml("nowhere.yaml")

@@ -30,7 +30,7 @@ CHECKED = {
 """Functions of the shim that are called below, all of them."""
 
 
-def test_every_function_of_the_shim_is_here() -> None:
+def test_every_function_of_the_ray_shim_is_checked() -> None:
     found = inspect.getmembers(shim, inspect.isfunction)
     assert {name for name, one in found if one.__module__ == shim.__name__ and name[0] != "_"} == CHECKED
 
@@ -57,12 +57,12 @@ def test_the_installed_ray_has_all_names(constants: Any) -> None:
     assert hasattr(RayParams, "update_if_absent")
 
 
-def test_the_command_is_that_of_this_python() -> None:
+def test_ray_command_belongs_to_this_python() -> None:
     ran = subprocess.run([*shim.COMMAND, "--version"], capture_output=True, text=True, timeout=60)
     assert f"version {version('ray')}" in ran.stdout, ran.stderr
 
 
-def test_where_ray_itself_would_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_address_is_that_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import services
 
     monkeypatch.setattr(services, "get_ray_address_from_environment", lambda addr, temp_dir: "10.0.0.1:6379")
@@ -71,7 +71,7 @@ def test_where_ray_itself_would_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shim.current_address() == "auto", "Ray looks itself"
 
 
-def test_an_address_on_loopback_is_taken_as_it_is(constants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_address_is_not_replaced(constants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     constants.ENABLE_RAY_CLUSTER = True
     with shim.loopback_as_it_is(True):
         assert not constants.ENABLE_RAY_CLUSTER
@@ -100,13 +100,13 @@ def made(*missing: str) -> Any:
     return SimpleNamespace(_raylet=SimpleNamespace(**raylet), __version__="2.99.0", read=read)
 
 
-def test_the_token_is_read_again() -> None:
+def test_token_cache_is_reset_before_reading() -> None:
     ray = made()
     shim.read_token_again(ray)
     assert ray.read == ["config", "loader"]
 
 
-def test_a_ray_without_tokens_has_none_to_read_again() -> None:
+def test_ray_without_tokens_needs_no_token_reset() -> None:
     old = made("AuthenticationTokenLoader")
     assert not shim.has_tokens(old) and not shim.has_tokens(SimpleNamespace())
     shim.read_token_again(old)
@@ -114,13 +114,13 @@ def test_a_ray_without_tokens_has_none_to_read_again() -> None:
 
 
 @pytest.mark.parametrize("missing", ["Config", "reset_cache"])
-def test_no_cluster_is_shown_the_token_of_another(missing: str) -> None:
+def test_unresettable_token_cache_raises(missing: str) -> None:
     with pytest.raises(EngineUnavailable, match=r"Ray 2\.99\.0 reads its token in another way") as refused:
         shim.read_token_again(made(missing))
     assert "RAY_AUTH_MODE=disabled" in refused.value.hint
 
 
-def test_whether_a_cluster_wants_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_token_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -142,14 +142,14 @@ def test_whether_a_cluster_wants_another_token(monkeypatch: pytest.MonkeyPatch) 
     assert not shim.wants_another_token("127.0.0.1:1"), "Ray says it in the next step"
 
 
-def test_a_node_that_cannot_be_kept_to_loopback_does_not_start() -> None:
+def test_node_that_cannot_be_limited_to_loopback_raises() -> None:
     """What it does otherwise is in `test_tokens`, with Ray's own settings."""
     with pytest.raises(AttributeError):
         shim.stay_on_loopback(SimpleNamespace(), True)
     assert shim.START_HOOK not in os.environ
 
 
-def test_room_on_a_cluster(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_resources_of_a_cluster_are_read(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray._private import state
     from ray.experimental import internal_kv

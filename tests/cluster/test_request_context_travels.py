@@ -49,14 +49,14 @@ def never() -> FakeEmbedder:
     return FakeEmbedder("embedder", faults=Faults(hang_on=lambda _: True))
 
 
-async def test_terms_reach_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_context_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder())
         await result(cluster.ask(await cluster.port("embedder"), request(), event(EMBED)))
         assert context_at(host) == ("acme", {**FIELDS, "gang": "g"})
 
 
-async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_context_of_a_follower_reaches_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         store = cluster.host(FakeStore())
         cluster.host(FakeEmbedder())
@@ -68,7 +68,7 @@ async def test_terms_of_a_follower_reach_the_other_host(monkeypatch: pytest.Monk
         assert context_at(store) == ("acme", {**FIELDS, "depth": 1, "gang": "h"})
 
 
-async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_adopted_follower_gets_its_changed_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were announced with the primitive before it; its host hears of the change when the graph comes to it."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(never())
@@ -85,7 +85,7 @@ async def test_a_follower_whose_terms_have_changed_is_queued_as_it_stands(monkey
         assert queued.gang.endswith("|g")
 
 
-async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_host_gets_the_changed_request_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is sent again as it stands now, not as it stood when it was asked."""
     async with Cluster(monkeypatch) as cluster:
         first = cluster.host(never())
@@ -98,7 +98,7 @@ async def test_terms_that_changed_reach_a_host_that_is_new(monkeypatch: pytest.M
         assert context_at(second) == ("acme", {**FIELDS, "depth": 7, "gang": "late"})
 
 
-async def test_what_is_in_no_gang_stays_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_without_gang_stays_without_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or all of a client's calls would wait for each other."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(never())
@@ -112,7 +112,7 @@ async def test_what_is_in_no_gang_stays_in_none(monkeypatch: pytest.MonkeyPatch)
         assert queue[-1].gang == ""
 
 
-async def test_what_is_asked_again_is_not_what_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resent_request_is_separate_from_its_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that was given up greets and asks again, under the same name, while its old request is cancelled."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder(faults=Faults(hang_on=lambda r: r.id == "me#1|r1")))
@@ -130,7 +130,7 @@ class Choosy(FakeEmbedder):
         return len(request.payload.text.encode())
 
 
-async def test_a_request_that_a_host_cannot_queue_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_a_host_cannot_queue_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(Choosy())
         port = await cluster.port("embedder")
@@ -150,7 +150,7 @@ class Unsendable(FakeEmbedder):
         return (lambda: 0) if request.payload.text == "odd" else super()._value(request)
 
 
-async def test_an_answer_that_cannot_travel_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unserializable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         cluster.host(Unsendable())
         port = await cluster.port("embedder")
@@ -179,7 +179,7 @@ class OfForeigners(FakeEmbedder):
         return [Foreign(a=1)] if request.payload.text == "odd" else super()._value(request)
 
 
-async def test_an_answer_that_this_app_cannot_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client took its host for lost, greeted it and asked again, for ever."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(OfForeigners(), ForeignHost)
@@ -199,7 +199,7 @@ class Versioned(FakeStore):
             yield replace(found, version=Version("c", 7)) if isinstance(found, Done) else found
 
 
-async def test_the_version_of_a_search_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_version_of_a_search_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         cluster.host(Versioned())
         port = await cluster.port("store")
@@ -208,7 +208,7 @@ async def test_the_version_of_a_search_comes_back(monkeypatch: pytest.MonkeyPatc
         assert not await result(heard) and heard.entry.search.version == Version("c", 7)
 
 
-def test_the_version_of_a_collection_can_be_asked_for(shared: EnginePool) -> None:
+def test_version_of_a_collection_can_be_queried(shared: EnginePool) -> None:
     from teola_plugin.requests.payloads import Chunk, IngestRow
 
     before = shared.admin("store", "version", "versioned").result(30)

@@ -41,7 +41,7 @@ def node(gpus: float = 0, cpus: float = 8, **others: float) -> dict[str, float]:
         ([ask("a", 1024, cpus=1)], [node(cpus=1024)]),
     ],
 )
-def test_what_fits(asks: list[Reservation], nodes: list[dict[str, float]]) -> None:
+def test_reservations_that_fit_report_no_shortage(asks: list[Reservation], nodes: list[dict[str, float]]) -> None:
     assert shortage(asks, nodes) == ""
 
 
@@ -63,7 +63,7 @@ def test_what_fits(asks: list[Reservation], nodes: list[dict[str, float]]) -> No
         ([ask("a", cpus=8), ask("b", gpus=1, cpus=1)], [node(1), node(0, 4)], "do not fit on the nodes together"),
     ],
 )
-def test_what_does_not(asks: list[Reservation], nodes: list[dict[str, float]], says: str) -> None:
+def test_shortage_names_the_missing_resource(asks: list[Reservation], nodes: list[dict[str, float]], says: str) -> None:
     assert says in shortage(asks, nodes)
 
 
@@ -82,7 +82,7 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - began < seconds, "it was not said at once"
 
 
-def test_too_many_gpus_are_an_error_at_once(ray_address: str) -> None:
+def test_too_many_gpus_raise_at_once(ray_address: str) -> None:
     with within(30), pytest.raises(EngineUnavailable) as caught:
         deploy.up(pool("greedy", llm={"gpus": 1, "replicas": 2}, embedder={"gpus": 0.5}), ray_address)
     assert "2.5 GPU are asked for (llm 2 x 1, embedder 1 x 0.5), 2 are there" in str(caught.value)
@@ -100,7 +100,7 @@ def named(address: str) -> list[str]:
     return [str(found["name"]) for found in ray.util.list_named_actors(all_namespaces=True)]
 
 
-def test_what_others_hold_and_one_more_replica(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resources_held_by_other_pools_are_not_free(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "RELEASE_TIMEOUT_S", 0.5)
     deploy.up(pool("first", llm={"gpus": 1.0}), ray_address)
     try:
@@ -135,7 +135,7 @@ def end(address: str, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("newer", [False, True], ids=["v1", "v2"])
-def test_a_cluster_that_grows_is_waited_for(newer: bool, tmp_path: Path) -> None:
+def test_deployment_waits_for_an_autoscaling_cluster(newer: bool, tmp_path: Path) -> None:
     """With Ray's own autoscaler, whose provider of nodes starts processes of this machine."""
     from support.growing_cluster import growing
 

@@ -58,7 +58,7 @@ class Words(Embeddings):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_is_served_as_in_one_process(shared: EnginePool, way: str) -> None:
+def test_bound_model_on_shared_pool_equals_local_pool(shared: EnginePool, way: str) -> None:
     model = Chat(ledger=Ledger())
     chain = ChatPromptTemplate.from_template("{question}") | model
     with EnginePool.local(fake_engines()) as local:
@@ -68,7 +68,7 @@ def test_a_model_is_served_as_in_one_process(shared: EnginePool, way: str) -> No
     assert contents[0] == contents[1] and not model.ledger.calls
 
 
-def test_embeddings_are_served(shared: EnginePool) -> None:
+def test_bound_embeddings_are_served_by_the_shared_pool(shared: EnginePool) -> None:
     own = Words()
     from langchain_core.vectorstores import InMemoryVectorStore
 
@@ -78,7 +78,7 @@ def test_embeddings_are_served(shared: EnginePool) -> None:
     assert fast.invoke({"question": "where sits a cat"})[0].page_content == "a cat sits"
 
 
-def test_an_engine_that_is_not_there_is_named(shared: EnginePool) -> None:
+def test_unknown_engine_in_bind_raises_with_known_names(shared: EnginePool) -> None:
     model = Chat(ledger=Ledger())
     with pytest.raises(RegistrationError, match="embedder"):
         accelerate(ChatPromptTemplate.from_template("{question}") | model, pool=shared, bind=[(model, "embeder")])
@@ -119,7 +119,7 @@ def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: s
     assert seen(accelerate(chain, pool=pool, bind=[(model, "llm")])) == seen(chain)
 
 
-def test_another_server_is_refused(carried: tuple[EnginePool, Stub]) -> None:
+def test_model_of_another_server_is_refused(carried: tuple[EnginePool, Stub]) -> None:
     model = ChatOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", model=MODEL)
     with pytest.raises(RegistrationError, match="talks to http://127"):
         accelerate(ChatPromptTemplate.from_template("{q}") | model, pool=carried[0], bind=[(model, "llm")])
@@ -149,7 +149,7 @@ class _Facade(EnginePool):
 
 
 @pytest.mark.models
-def test_hugging_face_embeddings_are_compared_with_the_model_over_there() -> None:
+def test_embeddings_differing_from_the_remote_model_are_refused() -> None:
     own = HuggingFaceEmbeddings(model_name=packaged_minilm())
     assert embeddings_on(own, "embedder", facade(EmbeddingEngine())).engine == "embedder"
     for engine, said in (
@@ -162,7 +162,7 @@ def test_hugging_face_embeddings_are_compared_with_the_model_over_there() -> Non
 
 
 @pytest.mark.models
-async def test_llamaindex_compares_the_loaded_model() -> None:
+async def test_llamaindex_models_are_compared_with_the_remote_one() -> None:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
     from teola_plugin.adapters.llamaindex.binding.bind import bound

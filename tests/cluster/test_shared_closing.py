@@ -25,7 +25,7 @@ def embed(pool: EnginePool, engine: str = "embedder") -> list[float]:
     return list(pool.call(K.EMBEDDING, engine, [EmbedText("x")]).result(30)[0])
 
 
-def test_calls_under_way_are_told_and_the_pool_may_be_started_again(fakes_address: str) -> None:
+def test_closing_fails_running_calls_and_pool_restarts(fakes_address: str) -> None:
     pool = EnginePool.connect(fakes_address, pool="fakes")
     with ThreadPoolExecutor(1) as thread:
         for _ in range(2):
@@ -43,7 +43,7 @@ def test_calls_under_way_are_told_and_the_pool_may_be_started_again(fakes_addres
         assert embed(pool, "slow")
 
 
-def test_a_forked_child_is_told_and_its_end_harms_nobody(shared: EnginePool, fakes_address: str) -> None:
+def test_forked_child_raises_and_leaves_the_parent_intact(shared: EnginePool, fakes_address: str) -> None:
     expected = embed(shared)
     with pytest.raises(EngineUnavailable, match="before this process was forked"):
         in_fork(lambda: ChatTeola(pool=shared).invoke("x"))
@@ -68,7 +68,7 @@ with EnginePool.connect(sys.argv[1], pool="fakes") as pool:
 """
 
 
-def test_a_forked_child_that_exits_as_programs_do(fakes_address: str) -> None:
+def test_forked_child_exits_cleanly(fakes_address: str) -> None:
     """In a process of its own: a child runs the exit handlers of everything that its parent has imported."""
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, "-c", EXITS, fakes_address]

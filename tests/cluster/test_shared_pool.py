@@ -58,13 +58,13 @@ def rag(pool: EnginePool, passes: Any) -> Any:
         pool.admin("store", "delete_collection", "docs").result(30)
 
 
-def test_a_rag_app_answers_as_in_one_process(shared: EnginePool, local: EnginePool) -> None:
+def test_rag_app_on_shared_pool_equals_local_pool(shared: EnginePool, local: EnginePool) -> None:
     expected = rag(local, ())
     assert rag(shared, ()) == expected
     assert rag(shared, DEFAULT_PASSES) == expected
 
 
-def test_what_the_pool_says_of_its_engines(shared: EnginePool, local: EnginePool) -> None:
+def test_shared_pool_reports_its_engines_like_a_local_one(shared: EnginePool, local: EnginePool) -> None:
     assert set(shared.engine_names) == {*local.engine_names, "slow", "wide"}
     for name in local.engine_names:
         assert shared.engine(name).kinds == local.engine(name).kinds
@@ -72,7 +72,7 @@ def test_what_the_pool_says_of_its_engines(shared: EnginePool, local: EnginePool
     assert shared.versions()["llm"] == local.versions()["llm"]
 
 
-def test_primitives_of_a_chain_are_sent_together(shared: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_primitives_of_a_chain_are_submitted_together(shared: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pre-scheduling: no step of the chain waits for this process, which adopts what is under way already."""
     adopted: list[str] = []
     for engine in ("embedder", "slow"):
@@ -84,7 +84,7 @@ def test_primitives_of_a_chain_are_sent_together(shared: EnginePool, monkeypatch
     assert len(adopted) == 5
 
 
-def test_a_follower_that_is_not_wanted_is_withdrawn(shared: EnginePool) -> None:
+def test_followers_of_a_cancelled_query_are_withdrawn(shared: EnginePool) -> None:
     run = shared.runtime.submit(Query({"input": ["a", "b", "c"]}), chain(3, "slow"), {})
     run.cancel()
     run.trace.result(30)
@@ -93,7 +93,7 @@ def test_a_follower_that_is_not_wanted_is_withdrawn(shared: EnginePool) -> None:
     assert status["queued"] == 0 and status["replicas"][0]["running"] == 0
 
 
-def test_batches_of_one_engine_hold_queries_of_several_apps(shared: EnginePool, fakes_address: str) -> None:
+def test_batches_contain_queries_of_several_apps(shared: EnginePool, fakes_address: str) -> None:
     with EnginePool.connect(fakes_address, pool="fakes") as other:
         embed(shared, "warm", "slow")
         held = shared.call(K.EMBEDDING, "slow", [EmbedText("first, so that the others queue up")])
@@ -137,7 +137,7 @@ def test_client_processes_share_the_pool(fakes_address: str, local: EnginePool) 
         assert json.loads(out) == [embed(local, f"{app} {i}") for i in range(10)]
 
 
-def test_errors_of_the_engine_come_through(shared: EnginePool) -> None:
+def test_engine_errors_reach_the_client(shared: EnginePool) -> None:
     with pytest.raises(EngineError, match="bad request"):
         shared.call(K.EMBEDDING, "embedder", [42]).result(30)
     ask = Generate(Prompt((Message("user", "hello"),)), Sampling(max_tokens=4))
@@ -152,7 +152,7 @@ class OnlyHere:
 
 
 @pytest.mark.parametrize("metadata", [{"lock": threading.Lock()}, {"own": OnlyHere()}])
-def test_what_cannot_travel_fails_alone(shared: EnginePool, metadata: dict[str, Any], monkeypatch: Any) -> None:
+def test_unserializable_payload_fails_alone(shared: EnginePool, metadata: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "OnlyHere", OnlyHere, raising=False)
     rows = [IngestRow("odd", Chunk("a", "x", data), [1.0]) for data in (metadata, {})]
     bad, good = (shared.call(K.INGESTION, "store", [row]) for row in rows)
@@ -162,7 +162,7 @@ def test_what_cannot_travel_fails_alone(shared: EnginePool, metadata: dict[str, 
     shared.admin("store", "delete_collection", "odd").result(30)
 
 
-def test_more_and_fewer_replicas_while_queries_run(shared: EnginePool) -> None:
+def test_replicas_scale_up_and_down_during_queries(shared: EnginePool) -> None:
     runs = [shared.runtime.submit(Query({"input": [f"s{i}"] * 12}), chain(12, "slow"), {}) for i in range(4)]
     slow = host("fakes", "slow")
     assert ray.get(slow.scale.remote(3)) == 3
@@ -191,7 +191,7 @@ def limited(ray_address: str) -> Iterator[EnginePool]:
         deploy._kill(ray, "limited")
 
 
-def test_the_autoscaler_follows_the_queue(limited: EnginePool) -> None:
+def test_deployed_autoscaler_follows_the_queue(limited: EnginePool) -> None:
     def count() -> int:
         return len(ray.get(host("limited", "scaled").status.remote())["replicas"])
 
@@ -217,7 +217,7 @@ def test_too_many_requests_are_refused_with_a_hint(limited: EnginePool) -> None:
     assert embed(limited, "later", "small")
 
 
-def test_a_pool_that_is_not_there(ray_address: str) -> None:
+def test_connecting_to_a_missing_pool_raises(ray_address: str) -> None:
     with pytest.raises(RegistrationError, match=r"no pool 'nothing'.*"):
         EnginePool.connect(ray_address, pool="nothing")
     with pytest.raises(ConfigError, match="connected"):

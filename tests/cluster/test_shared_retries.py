@@ -43,7 +43,7 @@ async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]
 
 
 @pytest.mark.parametrize("read", [True, False])
-async def test_the_same_is_heard_once(read: bool) -> None:
+async def test_repeated_pieces_after_a_retry_are_delivered_once(read: bool) -> None:
     heard = Heard()
     one, _ = await lost_and_found(heard, read=read)
     one._receive_all([RequestPiece("a", Piece("a", "one two")), RequestPiece("a", Piece("a", " three"))])
@@ -52,7 +52,7 @@ async def test_the_same_is_heard_once(read: bool) -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_something_else_fails_where_it_was_read(ends: bool) -> None:
+async def test_different_retry_fails_if_text_was_delivered(ends: bool) -> None:
     heard = Heard()
     one, line = await lost_and_found(heard, read=True)
     one._receive_all([RequestEnded("a", Generation("other")) if ends else RequestPiece("a", Piece("a", "other"))])
@@ -60,7 +60,7 @@ async def test_something_else_fails_where_it_was_read(ends: bool) -> None:
     assert ends or line.orders[-1] == Cancel(("a",))
 
 
-async def test_something_else_counts_where_nobody_has_read() -> None:
+async def test_different_retry_is_used_if_no_text_was_delivered() -> None:
     heard = Heard()
     one, _ = await lost_and_found(heard, read=False)
     one._receive_all([RequestPiece("a", Piece("a", "other")), RequestEnded("a", Generation("other text"))])

@@ -77,7 +77,7 @@ def text_of(found: httpx.Response) -> str:
     return str(found.json()["choices"][0]["message"]["content"])
 
 
-def test_models_are_the_pools_engines(http: httpx.Client) -> None:
+def test_served_models_are_the_engines_of_the_pool(http: httpx.Client) -> None:
     found = {one["id"]: one["kind"] for one in http.get("/v1/models").json()["data"]}
     assert found == {
         **dict.fromkeys(APPS, "app"),
@@ -89,7 +89,7 @@ def test_models_are_the_pools_engines(http: httpx.Client) -> None:
     }
 
 
-def test_engines_answer_as_in_one_process(http: httpx.Client, local: EnginePool) -> None:
+def test_served_engines_answer_as_a_local_pool(http: httpx.Client, local: EnginePool) -> None:
     from teola_plugin.langchain import ChatTeola, TeolaEmbeddings
 
     wanted = ChatTeola(pool=local, max_tokens=12).invoke("oats").content
@@ -105,7 +105,7 @@ def test_engines_answer_as_in_one_process(http: httpx.Client, local: EnginePool)
     assert ranked["results"][0]["index"] == 1
 
 
-def test_apps_answer_as_in_one_process(http: httpx.Client, local: EnginePool) -> None:
+def test_served_apps_answer_as_a_local_pool(http: httpx.Client, local: EnginePool) -> None:
     deployed = served_apps.template().deploy(local)
     assert text_of(chat(http, "chain", "cows")) == served_apps.chain(local).invoke({"topic": "cows"})
     assert text_of(chat(http, "template", "cows")) == deployed.run({"topic": "cows"}).answer
@@ -115,7 +115,7 @@ def test_apps_answer_as_in_one_process(http: httpx.Client, local: EnginePool) ->
     assert text_of(chat(http, "graph", "cows"))
 
 
-def test_a_graph_of_queries_grows(client: TeolaClient) -> None:
+def test_queries_refer_to_unfinished_answers_of_engines_and_apps(client: TeolaClient) -> None:
     """Queries refer to answers that are not there yet, of engines and of apps."""
     first = client.submit("chain", "cows")
     second = client.submit("llm", "{{plan}} or {{ other }}", variables={"plan": first, "other": "hay"})
@@ -128,7 +128,7 @@ def test_a_graph_of_queries_grows(client: TeolaClient) -> None:
     assert client.wait(client.submit("template", ended[1].text).id).text == ended[2].text
 
 
-def test_a_client_that_leaves_cancels(http: httpx.Client, client: TeolaClient, shared: EnginePool) -> None:
+def test_client_disconnect_cancels_the_query(http: httpx.Client, client: TeolaClient, shared: EnginePool) -> None:
     with pytest.raises(httpx.ReadTimeout):
         http.post("/v1/embeddings", json={"model": "slow", "input": ["x"] * 200}, timeout=0.2)
     end = time.monotonic() + 20
@@ -138,7 +138,7 @@ def test_a_client_that_leaves_cancels(http: httpx.Client, client: TeolaClient, s
     assert "cancelled" in {one["status"] for one in http.get("/v1/activity").json()["data"]}
 
 
-def test_what_happened_is_shown(http: httpx.Client) -> None:
+def test_activity_and_metrics_show_the_query(http: httpx.Client) -> None:
     id = chat(http, "chain", "hens").headers["x-teola-query"]
     end = time.monotonic() + 20
     while (page := http.get(f"/v1/activity/{id}")).status_code != 200:

@@ -15,7 +15,7 @@ from teola_plugin.workflow import Function, Generation, Workflow
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
-def test_as_in_one_process(shared: EnginePool, mode: str) -> None:
+def test_workflow_on_shared_pool_equals_local_pool(shared: EnginePool, mode: str) -> None:
     workflow, said = advanced_rag(), {"mode": mode}
     with EnginePool.local(fake_engines()) as local:
         here = workflow.deploy(local).run(GIVEN, said)
@@ -25,28 +25,28 @@ def test_as_in_one_process(shared: EnginePool, mode: str) -> None:
     assert workflow.deploy(shared, passes=()).run(GIVEN, said).outputs == here.outputs
 
 
-async def test_many_at_once(shared: EnginePool) -> None:
+async def test_concurrent_queries_keep_their_documents(shared: EnginePool) -> None:
     app = advanced_rag("many").deploy(shared)
     given = [{**GIVEN, "documents": f"Barn {i} is full of oats and hay."} for i in range(12)]
     results = await asyncio.gather(*(app.arun(one) for one in given))
     assert [result.sources[0].text for result in results] == [one["documents"] for one in given]
 
 
-def test_closing_deletes_what_queries_have_uploaded(fakes_address: str, shared: EnginePool) -> None:
+def test_closing_deletes_uploads_of_queries(fakes_address: str, shared: EnginePool) -> None:
     before = shared.admin("store", "collections").result(10)
     with EnginePool.connect(fakes_address, pool="fakes") as pool:
         advanced_rag("closed").deploy(pool).run(GIVEN)
     assert shared.admin("store", "collections").result(10) == before
 
 
-def test_a_stream(shared: EnginePool) -> None:
+def test_streamed_workflow_equals_its_result(shared: EnginePool) -> None:
     app = advanced_rag("streamed").deploy(shared)
     stream = app.stream(GIVEN)
     pieces = list(stream)
     assert "".join(pieces) == stream.result().answer == app.run(GIVEN).answer
 
 
-def test_a_deadline(shared: EnginePool) -> None:
+def test_workflow_past_its_deadline_raises(shared: EnginePool) -> None:
     slow = Function("slow", lambda x: time.sleep(x)) >> Generation("a", "{slow}")
     with pytest.raises(QueryTimeout):
         Workflow("late", slow).deploy(shared).run({"x": 0.5}, deadline_s=0.05)

@@ -30,7 +30,7 @@ def three(**made: Any) -> Any:
     return {"0": Coming(), "1": Coming(), "2": Coming(), **made}
 
 
-async def test_at_first_all_of_them_are_waited_for() -> None:
+async def test_first_start_waits_for_all_replicas() -> None:
     made = three()
     coming = asyncio.ensure_future(start_replicas(made, all_needed=True))
     for number in ("1", "2"):
@@ -42,7 +42,7 @@ async def test_at_first_all_of_them_are_waited_for() -> None:
     assert list(up) == ["0", "1", "2"] and not starts
 
 
-async def test_one_that_fails_at_first_ends_them_all() -> None:
+async def test_first_start_fails_if_one_replica_fails() -> None:
     made = three(**{"1": Coming(fails=True)})
     made["0"].room.set()
     made["1"].room.set()
@@ -51,7 +51,7 @@ async def test_one_that_fails_at_first_ends_them_all() -> None:
     assert all(one.stopped for one in made.values())
 
 
-async def test_after_a_loss_one_is_enough_and_the_others_may_follow() -> None:
+async def test_restart_needs_one_replica_and_others_may_follow() -> None:
     made = three(**{"0": Coming(fails=True)})
     coming = asyncio.ensure_future(start_replicas(made, all_needed=False))
     made["0"].room.set()
@@ -64,7 +64,7 @@ async def test_after_a_loss_one_is_enough_and_the_others_may_follow() -> None:
     await starts["1"]
 
 
-async def test_after_a_loss_none_at_all_is_a_failure() -> None:
+async def test_restart_fails_if_every_replica_fails() -> None:
     made = {"0": Coming(fails=True), "1": Coming(fails=True)}
     for one in made.values():
         one.room.set()
@@ -73,7 +73,7 @@ async def test_after_a_loss_none_at_all_is_a_failure() -> None:
     assert all(one.stopped for one in made.values())
 
 
-async def test_dropping_ends_what_is_on_its_way() -> None:
+async def test_stopping_cancels_replicas_that_are_starting() -> None:
     made = three()
     made["0"].room.set()
     _, starts = await start_replicas(made, all_needed=False)

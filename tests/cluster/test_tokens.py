@@ -35,7 +35,7 @@ def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
 
 
-def test_a_new_token_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_new_token_file_is_readable_by_its_user_only(tmp_path: Path) -> None:
     path = tmp_path / "pools" / "p.token"
     old = token.create_file(path).read_text()
     path.chmod(0o644)
@@ -53,7 +53,7 @@ def test_a_new_token_is_for_its_user_alone(tmp_path: Path) -> None:
         ({token.MODE: "token", token.PATH: "theirs"}, {token.MODE: "token"}),
     ],
 )
-def test_what_the_user_has_set_stands(
+def test_token_settings_of_the_user_are_kept(
     set_by_user: dict[str, str], needed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in set_by_user.items():
@@ -61,7 +61,7 @@ def test_what_the_user_has_set_stands(
     assert token.environment("file") == needed
 
 
-def test_a_token_goes_to_its_own_cluster_alone() -> None:
+def test_token_is_sent_only_to_its_cluster() -> None:
     DeploymentRecord("a", "127.0.0.1:1", 1, "a.token").write()
     DeploymentRecord("b", "127.0.0.1:2", 2).write()
     assert token_of("127.0.0.1:1") == token_of("localhost:1") == "a.token"
@@ -72,7 +72,7 @@ def test_a_token_goes_to_its_own_cluster_alone() -> None:
     assert READ == ["a.token", "", "a.token"]
 
 
-def test_a_ray_without_tokens_is_refused_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_without_tokens_is_refused_unless_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = SimpleNamespace(_raylet=SimpleNamespace(), __version__="2.50.0")
     with pytest.raises(EngineUnavailable, match=r"2\.52"):
         token.check_support(old)
@@ -82,7 +82,7 @@ def test_a_ray_without_tokens_is_refused_unless_the_user_wants_none(monkeypatch:
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "127.0.0.1"), ("10.0.0.1", "10.0.0.1")])
-def test_a_node_of_ours_is_for_this_machine_unless_told(given: str | None, expected: str) -> None:
+def test_started_node_listens_on_loopback_by_default(given: str | None, expected: str) -> None:
     from ray._private.parameter import RayParams
 
     settings = RayParams(node_ip_address=given, ray_client_server_port=10001)
@@ -90,7 +90,7 @@ def test_a_node_of_ours_is_for_this_machine_unless_told(given: str | None, expec
     assert settings.node_ip_address == expected and settings.ray_client_server_port is None
 
 
-def test_hosts_and_ports() -> None:
+def test_host_and_port_are_parsed() -> None:
     assert host_and_port("10.0.0.1") == ("10.0.0.1", 0)
     assert host_and_port("node:6379") == ("node", 6379)
     with pytest.raises(ConfigError, match="port"):
