@@ -42,7 +42,7 @@ def pool(vllm_api: ApiServer) -> Iterator[EnginePool]:
 
 @pytest.mark.vllm
 @pytest.mark.models
-def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> None:
+def test_accelerated_demo_equals_the_original_by_every_entry_point(app: App, pool: EnginePool) -> None:
     fast = accelerate(app.chain, pool=pool, bind=app.bind)
     given = {"question": documents.DEFAULT_QUESTION, "documents": documents.load_documents([])}
     assert set(fast.plan(given).fired) == FIRED
@@ -60,7 +60,7 @@ def test_the_same_answer_by_every_entry_point(app: App, pool: EnginePool) -> Non
             assert not lost
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_demo_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(stock, "find_spec", lambda name: None if name == "langchain_openai" else object())
     assert main(["demo"]) == 1
     assert "pip install langchain-openai\n" in capsys.readouterr().err.replace(".\n", "\n")
@@ -69,7 +69,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts engines of its own (make test-all)")
 @pytest.mark.vllm
 @pytest.mark.models
-def test_a_whole_demo() -> None:
+def test_demo_command_reports_equal_answers_as_json() -> None:
     command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--stock", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
@@ -86,7 +86,7 @@ def test_a_whole_demo() -> None:
 @pytest.mark.vllm
 @pytest.mark.postgres
 @pytest.mark.models
-def test_a_whole_demo_prints_a_short_report_and_the_first_answer_soon() -> None:
+def test_demo_command_prints_an_early_answer_and_short_report() -> None:
     command = [sys.executable, "-u", "-m", "teola_plugin.cli.main", "demo", "--repeats", "2"]
     begun, lines, answered = time.monotonic(), [], 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

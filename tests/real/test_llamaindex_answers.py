@@ -173,7 +173,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_answers_are_the_same(stock: Stock, name: str, way: str) -> None:
+def test_accelerated_engines_answer_as_the_original(stock: Stock, name: str, way: str) -> None:
     engine = MAKES[name](stock, streaming=way in ("stream", "astream"))
     plain = answered(engine, way)
     stock.pool.reset()
@@ -184,7 +184,7 @@ def test_answers_are_the_same(stock: Stock, name: str, way: str) -> None:
     assert not [span for span in trace.spans if span.outcome == "failed"]
 
 
-def test_a_conversation(stock: Stock) -> None:
+def test_accelerated_conversation_equals_the_original(stock: Stock) -> None:
     def make() -> CondensePlusContextChatEngine:
         return CondensePlusContextChatEngine.from_defaults(
             stock.index.as_retriever(similarity_top_k=2),
@@ -206,7 +206,7 @@ def test_a_conversation(stock: Stock) -> None:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_a_servers_refusal_is_its_own(own: Stock, way: str) -> None:
+def test_refusal_of_the_server_raises_the_clients_error(own: Stock, way: str) -> None:
     """The exception of the user's own client, with its status."""
     llm = own.llm.model_copy(update={"additional_kwargs": {"top_p": 7.0}})
     engine = RetrieverQueryEngine.from_args(own.index.as_retriever(), llm=llm)
@@ -218,7 +218,7 @@ def test_a_servers_refusal_is_its_own(own: Stock, way: str) -> None:
     assert errors[0] == errors[1] and errors[0][2] == 400
 
 
-def test_each_answer_is_asked_for_once(own: Stock, vllm_api: ApiServer) -> None:
+def test_accelerated_engine_sends_no_extra_request(own: Stock, vllm_api: ApiServer) -> None:
     """Of a server that is not declared to keep prefixes, exactly as often as the plain engine asks."""
     engine = own.fusion()
     with EnginePool.local(llm=OpenAIServer(base_url=vllm_api.base_url, model=MODEL)) as pool:
@@ -230,7 +230,7 @@ def test_each_answer_is_asked_for_once(own: Stock, vllm_api: ApiServer) -> None:
     assert counts[0] == counts[1] > 1
 
 
-async def test_eight_at_a_time(pooled: Stock) -> None:
+async def test_eight_concurrent_queries_answer_as_one(pooled: Stock) -> None:
     """On one loop, queries that share batches: each has the answer that it has alone."""
     engine = pooled.rag()
     questions = [f"{i}. {QUESTION}" for i in range(8)]

@@ -73,7 +73,7 @@ EMBEDDINGS: dict[str, Callable[[HuggingFaceEmbedding], Any]] = {
 
 
 @pytest.mark.parametrize("way", EMBEDDINGS)
-def test_embeddings(pool, own, way):
+def test_bound_embeddings_equal_the_original(pool, own, way):
     made = bound(own, "embedder", pool)
     (fast, fast_said), (plain, plain_said) = heard(made, EMBEDDINGS[way]), heard(own, EMBEDDINGS[way])
     assert type(fast) is type(plain) and [type(v) for v in fast] == [list] * len(plain)
@@ -83,7 +83,7 @@ def test_embeddings(pool, own, way):
     assert fast_said == plain_said
 
 
-def test_embeddings_stay_what_they_are(pool, own):
+def test_bound_embeddings_keep_their_class_and_settings(pool, own):
     made = bound(own, "embedder", pool)
     assert isinstance(made, HuggingFaceEmbedding) and type(own) is HuggingFaceEmbedding
     assert made.to_dict() == own.to_dict() and made.to_payload() == own.to_payload()
@@ -101,7 +101,7 @@ def test_embeddings_stay_what_they_are(pool, own):
         ({"parallel_process": True}, "many processes"),
     ],
 )
-def test_embeddings_that_would_differ_are_refused(pool, options, reason):
+def test_embeddings_are_refused_if_settings_change_vectors(pool, options, reason):
     model = HuggingFaceEmbedding(packaged_minilm(), **options)
     if reason is None:
         made = bound(model, "embedder", pool).get_text_embedding(TEXTS[0])
@@ -111,7 +111,7 @@ def test_embeddings_that_would_differ_are_refused(pool, options, reason):
             bound(model, "embedder", pool)
 
 
-def test_prompts_of_both_may_agree(pool, own):
+def test_embeddings_with_the_prompts_of_the_engine_are_accepted(pool, own):
     model = HuggingFaceEmbedding(packaged_minilm(), query_instruction="query: ")
     made = bound(model, "other", pool)
     assert made.get_query_embedding("x") == pytest.approx(model.get_query_embedding("x"), abs=1e-5)
@@ -125,14 +125,14 @@ class _Own(HuggingFaceEmbedding):
         return super()._embed([text.lower() for text in inputs], prompt_name)
 
 
-def test_a_subclass_with_ways_of_its_own_is_refused(pool):
+def test_subclass_with_overridden_methods_is_refused(pool):
     with pytest.raises(RegistrationError, match=r"_Own\._embed"):
         bound(_Own(packaged_minilm()), "embedder", pool)
 
 
 @pytest.mark.parametrize("options", [{}, {"top_n": 20}, {"keep_retrieval_score": True}])
 @pytest.mark.parametrize("sync", [True, False])
-def test_reranking(pool, options, sync):
+def test_bound_reranker_equals_the_original(pool, options, sync):
     step = SentenceTransformerRerank(**{"top_n": 4, "model": str(reranker_folder()), "device": "cpu", **options})
     made = bound(step, "reranker", pool)
 
@@ -164,7 +164,7 @@ def test_a_reranker_of_another_model_is_refused(pool):
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("build", ["index", "pipeline"])
-def test_an_index_on_real_engines(own, build):
+def test_index_on_real_engines_equals_the_original(own, build):
     """Rows in the same order, and neighbours with the same scores."""
     with EnginePool.local(embedder=EmbeddingEngine("embedder", cores="0"), store=PgVectorEngine("store")) as pool:
         stores = {}

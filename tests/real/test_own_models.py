@@ -136,7 +136,7 @@ class TestChatOpenAI:
         ],
         ids=lambda options: "-".join(options) or "default",
     )
-    def test_its_answers_and_its_errors_are_its_own(
+    def test_bound_chat_model_equals_the_original(
         self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str, options: dict[str, Any]
     ) -> None:
         model = chat(**options)
@@ -146,7 +146,9 @@ class TestChatOpenAI:
         assert asked(fast, way, {"question": QUESTION}) == plain
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-    def test_arguments_that_the_chain_binds(self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str) -> None:
+    def test_arguments_bound_by_the_chain_are_sent(
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str
+    ) -> None:
         model = chat(max_tokens=40)
         prompt = ChatPromptTemplate.from_template("{question}")
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -164,14 +166,16 @@ class TestChatOpenAI:
             assert asked(fast, way, {"question": QUESTION}) == plain
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    def test_several_answers(self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str) -> None:
+    def test_several_choices_equal_the_original(
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str
+    ) -> None:
         """Not as a stream: chunks of two answers come in any order, and LangChain adds them up as they come."""
         model = chat(n=2, temperature=0.8, seed=7)
         chain = ChatPromptTemplate.from_template("{question}") | model
         plain = asked(chain, way, {"question": QUESTION})
         assert asked(accelerate(chain, pool=pool, bind=[(model, "llm")]), way, {"question": QUESTION}) == plain
 
-    def test_events_are_the_same(self, pool: EnginePool, chat: Callable[..., ChatOpenAI]) -> None:
+    def test_events_equal_those_of_the_original(self, pool: EnginePool, chat: Callable[..., ChatOpenAI]) -> None:
         model = chat(tags=["t"])
         chain = RunnablePassthrough.assign(a=ChatPromptTemplate.from_template("{question}") | model | StrOutputParser())
 
@@ -183,7 +187,7 @@ class TestChatOpenAI:
         plain = events(chain)
         assert plain and events(accelerate(chain, pool=pool, bind=[(model, "llm")])) == plain
 
-    def test_each_answer_is_asked_for_once(
+    def test_each_answer_takes_one_request(
         self, pool: EnginePool, chat: Callable[..., ChatOpenAI], vllm_api: ApiServer
     ) -> None:
         model = chat()
@@ -196,7 +200,9 @@ class TestChatOpenAI:
             assert asked(fast, way, {"question": QUESTION})
         assert vllm_api.metric("vllm:request_success_total") - before == 6
 
-    def test_a_list_is_mapped_while_it_is_written(self, pool: EnginePool, chat: Callable[..., ChatOpenAI]) -> None:
+    def test_mapped_list_of_a_model_equals_the_original(
+        self, pool: EnginePool, chat: Callable[..., ChatOpenAI]
+    ) -> None:
         model = chat(max_tokens=24)
         listed = ChatPromptTemplate.from_template("a, b, c. {question}") | model | CommaSeparatedListOutputParser()
         each = ChatPromptTemplate.from_template("{x}") | model
@@ -205,7 +211,7 @@ class TestChatOpenAI:
         for way in ("invoke", "ainvoke"):
             assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
 
-    def test_it_goes_its_own_way_when_the_engine_is_down(
+    def test_bound_model_falls_back_to_itself_if_engine_is_down(
         self, vllm_api: ApiServer, chat: Callable[..., ChatOpenAI]
     ) -> None:
         model = chat()
@@ -216,7 +222,7 @@ class TestChatOpenAI:
             for way in ("invoke", "ainvoke", "stream", "astream"):
                 assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
 
-    def test_a_server_that_was_not_declared_is_sent_nothing_more(
+    def test_undeclared_server_gets_no_extra_request(
         self, vllm_api: ApiServer, chat: Callable[..., ChatOpenAI]
     ) -> None:
         model = chat()
@@ -276,7 +282,7 @@ class TestEmbeddings:
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
     @pytest.mark.parametrize("store", STORES)
     @pytest.mark.parametrize("search", [{"k": 3}, {"k": 2, "fetch_k": 9, "lambda_mult": 0.2}])
-    def test_stores_that_split(
+    def test_bound_embeddings_of_a_store_equal_the_original(
         self, models: EnginePool, embeddings: Any, made: Made, store: Any, search: dict[str, Any], way: str
     ) -> None:
         kind = "mmr" if "fetch_k" in search else "similarity"
@@ -290,7 +296,7 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
     @pytest.mark.parametrize("store", STORES)
-    def test_stores_as_they_are(self, made: Made, store: Any, way: str) -> None:
+    def test_search_of_unbound_store_equals_the_original(self, made: Made, store: Any, way: str) -> None:
         """Nothing is on an engine: the store is searched while a model of the user's own answers something else."""
         slow = PromptTemplate.from_template("{question}") | Chat(ledger=Ledger(jitter=0.05)) | StrOutputParser()
         search = itemgetter("question") | made(store).as_retriever(search_kwargs={"k": 3})
@@ -300,7 +306,7 @@ class TestEmbeddings:
         plain = asked(chain, way, {"question": QUESTION})
         assert asked(fast, way, {"question": QUESTION}) == plain and len(plain["found"]) == 3
 
-    def test_vectors_are_equal(self, models: EnginePool, embeddings: Any) -> None:
+    def test_bound_embeddings_return_equal_vectors(self, models: EnginePool, embeddings: Any) -> None:
         from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
 
         texts = ["", "one line", "two\nlines", "word " * 400, "ünï 中文"]
@@ -319,7 +325,7 @@ class TestEmbeddings:
             ({"multi_process": True}, "in many processes"),
         ],
     )
-    def test_what_an_engine_would_do_otherwise_is_refused(
+    def test_options_that_the_engine_cannot_match_are_refused(
         self, models: EnginePool, options: dict[str, Any], said: str
     ) -> None:
         other = HuggingFaceEmbeddings(model_name=packaged_minilm(), **options)
@@ -327,7 +333,7 @@ class TestEmbeddings:
         with pytest.raises(RegistrationError, match=said):
             accelerate(chain, pool=models, bind=[(other, "embedder")])
 
-    def test_prompts_are_honoured(self, embeddings: Any) -> None:
+    def test_embeddings_with_matching_prompts_are_served(self, embeddings: Any) -> None:
         asks = HuggingFaceEmbeddings(model_name=packaged_minilm(), query_encode_kwargs={"prompt": "q: "})
         store = in_memory(asks)
         engine = EmbeddingEngine("embedder", prompts={"query": "q: "}, cores="0")
@@ -337,9 +343,7 @@ class TestEmbeddings:
             assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    def test_a_store_that_searches_in_its_own_way_is_served_too(
-        self, models: EnginePool, embeddings: Any, way: str
-    ) -> None:
+    def test_store_with_overridden_search_is_served(self, models: EnginePool, embeddings: Any, way: str) -> None:
         class Other(InMemoryVectorStore):
             def similarity_search_with_score(self, *args: Any, **kwargs: Any) -> Any:
                 return super().similarity_search_with_score(*args, **kwargs)
@@ -371,7 +375,7 @@ def compressed(made: Made, scorer: Any) -> Chain:
 @pytest.mark.models
 class TestRerankers:
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-    def test_inside_a_compression_retriever(
+    def test_reranker_in_a_compression_retriever_is_served(
         self, models: EnginePool, embeddings: Any, made: Made, scorer: Any, way: str
     ) -> None:
         chain = RunnableLambda(itemgetter("question")) | compressed(made, scorer)
@@ -382,13 +386,13 @@ class TestRerankers:
         engines = {"embedder"} if way == "batch" else {"embedder", "reranker"}  # a batch has no ambient query
         assert trace is not None and engines <= {span.engine for span in trace.spans}
 
-    def test_scores_are_equal(self, models: EnginePool, scorer: Any) -> None:
+    def test_bound_cross_encoder_returns_equal_scores(self, models: EnginePool, scorer: Any) -> None:
         from teola_plugin.adapters.langchain.binding.huggingface import cross_encoder_on
 
         pairs = [(QUESTION, text) for text in TEXTS]
         assert cross_encoder_on(scorer, "reranker", models).score(pairs) == pytest.approx(scorer.score(pairs), abs=1e-5)
 
-    def test_embeddings_of_a_filter(self, models: EnginePool, embeddings: Any, made: Made) -> None:
+    def test_embeddings_of_a_filter_are_served(self, models: EnginePool, embeddings: Any, made: Made) -> None:
         chain = ContextualCompressionRetriever(
             base_compressor=EmbeddingsFilter(embeddings=embeddings, k=2),
             base_retriever=made(faiss).as_retriever(),
@@ -401,7 +405,7 @@ class TestRerankers:
         assert texts(fast.invoke(QUESTION)) == texts(chain.invoke(QUESTION))
         assert chain.base_compressor.embeddings is embeddings, "the user's own objects stay as they are"
 
-    def test_what_an_engine_would_do_otherwise_is_refused(self, models: EnginePool, made: Made) -> None:
+    def test_options_that_the_engine_cannot_match_are_refused(self, models: EnginePool, made: Made) -> None:
         other = HuggingFaceCrossEncoder(model_name=str(reranker_folder()), model_kwargs={"max_length": 64})
         with pytest.raises(
             RegistrationError, match=r"max_length=64, the engine at None.*RerankingEngine\(max_length=64"
@@ -419,7 +423,7 @@ class TestTogether:
         return RunnablePassthrough.assign(context=found) | prompt | model
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_stock_rag(
+    def test_stock_rag_chain_equals_the_original(
         self, pool: EnginePool, chat: Callable[..., ChatOpenAI], embeddings: Any, made: Made, scorer: Any, way: str
     ) -> None:
         model = chat()
@@ -433,7 +437,7 @@ class TestTogether:
         assert trace is not None
         assert "PARTIAL_PREFILLING" in {span.kind for span in trace.spans}
 
-    def test_a_warm_up_is_found(
+    def test_warmed_prefix_is_cached_for_the_generation(
         self,
         pool: EnginePool,
         chat: Callable[..., ChatOpenAI],
@@ -453,7 +457,7 @@ class TestTogether:
         assert usage is not None and usage["input_token_details"]["cache_read"] > 64
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_store_of_ones_own_is_searched_while_the_server_writes(
+    def test_unbound_store_is_searched_while_the_model_streams(
         self, pool: EnginePool, chat: Callable[..., ChatOpenAI], made: Made, way: str
     ) -> None:
         """The store and its embeddings stay what they are; only the model is bound."""

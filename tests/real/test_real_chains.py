@@ -61,7 +61,7 @@ def uploaded(p: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-def test_an_uploaded_document(
+def test_chain_with_an_upload_equals_the_original(
     way: str, parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None], tmp_path: Path
 ) -> None:
     given = {"question": QUESTION, "documents": DOCUMENT}
@@ -82,7 +82,7 @@ def test_an_uploaded_document(
     assert "<svg" in page and DOCUMENT[:40] not in page, "documents stay out of traces"
 
 
-def test_an_indexed_document_for_eight_at_once(
+def test_eight_concurrent_searches_equal_the_original(
     parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]
 ) -> None:
     parts["indexer"].invoke(DOCUMENT)
@@ -98,7 +98,9 @@ def test_an_indexed_document_for_eight_at_once(
     assert asyncio.run(all_of(fast)) == [chain.invoke(x) for x in given]
 
 
-def test_nothing_to_gain(parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]) -> None:
+def test_chain_without_gain_equals_the_original(
+    parts: dict[str, Any], real_pool: EnginePool, fresh: Callable[[], None]
+) -> None:
     parts["indexer"].invoke(DOCUMENT)
     chain = demo_app.nothing_to_gain(parts["llm"], parts["store"])
     plain, accelerated = observe(chain, "invoke", QUESTION), observe(accelerate(chain), "invoke", QUESTION)
@@ -106,7 +108,7 @@ def test_nothing_to_gain(parts: dict[str, Any], real_pool: EnginePool, fresh: Ca
     assert accelerated.events == plain.events
 
 
-def test_figure_7_on_vllms_own_admission(session_llm: Any) -> None:
+def test_vllm_admits_requests_in_the_order_of_figure_7(session_llm: Any) -> None:
     """Room for two prefillings: A and H go first, and vLLM, given our priorities, starts them first, too."""
     engine: Engine = session_llm.engine
     k = PrimitiveKind.PREFILLING

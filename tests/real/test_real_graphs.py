@@ -89,7 +89,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_ends_in_the_same_state(name: str, kit: Kit, runner: asyncio.Runner) -> None:
+def test_accelerated_graph_ends_in_the_original_state(name: str, kit: Kit, runner: asyncio.Runner) -> None:
     app = APPS[name]
     plain = app.make(kit)
     fast = accelerate(plain, pool=kit.pool)
@@ -107,7 +107,7 @@ def test_ends_in_the_same_state(name: str, kit: Kit, runner: asyncio.Runner) -> 
 
 
 @pytest.mark.parametrize("name", ["corrective", "react"])
-def test_streams_the_same_messages(name: str, kit: Kit, runner: asyncio.Runner) -> None:
+def test_accelerated_graph_streams_the_original_messages(name: str, kit: Kit, runner: asyncio.Runner) -> None:
     """By node, message by message; pieces may be cut elsewhere."""
     app = APPS[name]
     plain = app.make(kit)
@@ -127,7 +127,7 @@ def test_streams_the_same_messages(name: str, kit: Kit, runner: asyncio.Runner) 
     assert "".join(expected[app.answer_node])
 
 
-def test_calls_are_demanded(kit: Kit) -> None:
+def test_original_react_graph_calls_both_tools(kit: Kit) -> None:
     """Each of the two tools is called, with words of the model's own."""
     messages = APPS["react"].make(kit).invoke(APPS["react"].given)["messages"]
     called = [call for message in messages for call in getattr(message, "tool_calls", ())]

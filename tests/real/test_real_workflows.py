@@ -27,7 +27,7 @@ GIVEN = {"question": QUESTION, "documents": DOCUMENT}
 @pytest.mark.parametrize(
     "mode", ["refine", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("tree", "compact"))]
 )
-def test_the_same_with_and_without_passes(real_pool: EnginePool, mode: str) -> None:
+def test_workflow_answers_alike_with_and_without_passes(real_pool: EnginePool, mode: str) -> None:
     real_pool.reset()
     plain = RAG.deploy(real_pool, passes=()).run(GIVEN, {"mode": mode})
     real_pool.reset()
@@ -40,7 +40,7 @@ def test_the_same_with_and_without_passes(real_pool: EnginePool, mode: str) -> N
     assert all(hit.text in " ".join(DOCUMENT.split()) for hit in fast.sources)
 
 
-async def test_queries_at_once_keep_to_their_own_documents(real_pool: EnginePool) -> None:
+async def test_concurrent_queries_keep_their_documents(real_pool: EnginePool) -> None:
     before = set(await asyncio.wrap_future(real_pool.admin("store", "collections")))
     app = RAG.deploy(real_pool)
     given = [{"question": "What is sold?", "documents": f"In barn {i} hay and straw are sold."} for i in range(4)]

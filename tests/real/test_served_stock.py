@@ -51,7 +51,7 @@ def counted(server: ApiServer, call: Any) -> tuple[Any, float]:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("name", langchain_apps.APPS)
-def test_chains(vllm_api: ApiServer, chains: Any, name: str, way: str) -> None:
+def test_served_langchain_chains_equal_the_original(vllm_api: ApiServer, chains: Any, name: str, way: str) -> None:
     plain, given = langchain_apps.APPS[name](chains), {"question": langchain_apps.QUESTION}
 
     def ask(chain: Any) -> tuple[Any, float]:
@@ -68,7 +68,7 @@ def test_chains(vllm_api: ApiServer, chains: Any, name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("name", llamaindex_apps.APPS)
-def test_engines(vllm_api: ApiServer, engines: Any, name: str, way: str) -> None:
+def test_served_llamaindex_engines_equal_the_original(vllm_api: ApiServer, engines: Any, name: str, way: str) -> None:
     plain = llamaindex_apps.APPS[name](engines)
 
     def ask(engine: Any) -> tuple[Any, float]:

@@ -41,7 +41,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_vectors_are_those_of_the_clients_own_class(encoding: Any, base_url: str) -> None:
+def test_vectors_equal_those_of_openai_embeddings(encoding: Any, base_url: str) -> None:
     own = OpenAIEmbeddings(
         base_url=base_url,
         api_key="none",  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def test_vectors_are_those_of_the_clients_own_class(encoding: Any, base_url: str
         assert vector == pytest.approx(own_vector, abs=1e-5)
 
 
-def test_vectors_of_the_engine_have_the_models_width(base_url: str) -> None:
+def test_vectors_have_the_dimension_of_the_model(base_url: str) -> None:
     from teola_plugin.langchain import TeolaEmbeddings
 
     engine = EmbeddingServer(base_url=base_url, model=MODEL)
