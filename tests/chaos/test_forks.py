@@ -66,7 +66,7 @@ WAYS: dict[str, Callable[[EnginePool], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_forked_child_is_told_at_once(pool: EnginePool, way: str) -> None:
+def test_forked_child_raises_at_once(pool: EnginePool, way: str) -> None:
     assert answers(pool)
     with pytest.raises(EngineUnavailable, match="before this process was forked") as caught:
         in_fork(lambda: WAYS[way](pool))
@@ -74,7 +74,7 @@ def test_a_forked_child_is_told_at_once(pool: EnginePool, way: str) -> None:
     assert answers(pool)
 
 
-def test_what_was_accelerated_before_the_fork_is_told_too(pool: EnginePool) -> None:
+def test_object_accelerated_before_the_fork_raises_in_the_child(pool: EnginePool) -> None:
     fast = accelerate(chain(pool))
     fast.invoke({"word": "x"})
     with pytest.raises(EngineUnavailable, match="forked"):
@@ -82,7 +82,7 @@ def test_what_was_accelerated_before_the_fork_is_told_too(pool: EnginePool) -> N
     assert fast.invoke({"word": "x"})
 
 
-def test_code_inside_a_query_that_forks(pool: EnginePool) -> None:
+def test_code_inside_a_query_may_fork(pool: EnginePool) -> None:
     """Its child must not wait for the query, which goes on in the parent alone."""
     model = ChatTeola(pool=pool)
 
@@ -96,7 +96,7 @@ def test_code_inside_a_query_that_forks(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("exits", [False, True])
-def test_the_end_of_a_child_leaves_the_engines_alone(pool: EnginePool, exits: bool) -> None:
+def test_exit_of_a_child_leaves_the_engines_running(pool: EnginePool, exits: bool) -> None:
     def child() -> str:
         pool.close()
         pool.close()
@@ -108,7 +108,7 @@ def test_the_end_of_a_child_leaves_the_engines_alone(pool: EnginePool, exits: bo
         assert answers(pool)
 
 
-def test_the_pools_of_workers_are_their_own() -> None:
+def test_workers_start_their_own_pools() -> None:
     """As with gunicorn's preloading: made in the parent, started by the first request of each worker."""
     pool = EnginePool.local(fake_engines())
 
@@ -120,7 +120,7 @@ def test_the_pools_of_workers_are_their_own() -> None:
     assert said == {worker()}
 
 
-def test_a_pool_that_was_closed_before_the_fork_may_be_started_in_the_child() -> None:
+def test_pool_closed_before_the_fork_starts_in_the_child() -> None:
     with EnginePool.local(fake_engines()) as pool:
         assert answers(pool)
 
@@ -131,7 +131,7 @@ def test_a_pool_that_was_closed_before_the_fork_may_be_started_in_the_child() ->
     assert in_fork(child) and in_fork(child)
 
 
-def test_multiprocessing_forks_too(pool: EnginePool) -> None:
+def test_child_of_multiprocessing_fork_raises(pool: EnginePool) -> None:
     context = multiprocessing.get_context("fork")
     said: Any = context.SimpleQueue()
 
@@ -148,7 +148,7 @@ def test_multiprocessing_forks_too(pool: EnginePool) -> None:
     assert answers(pool)
 
 
-def test_a_fork_while_other_threads_call(pool: EnginePool) -> None:
+def test_fork_during_calls_of_other_threads_does_not_hang(pool: EnginePool) -> None:
     """Locks that they hold at that moment are held for ever in the child."""
     over = threading.Event()
 
@@ -182,7 +182,7 @@ def own_chain() -> Any:
     ) | RunnableLambda(lambda found: [found["a"].content, found["b"].content, found["c"]])
 
 
-def test_own_models_are_accelerated_in_a_child_as_in_its_parent() -> None:
+def test_unbound_models_are_accelerated_in_a_forked_child() -> None:
     plain, fast = own_chain(), accelerate(own_chain())
     expected = plain.invoke({"word": "x"})
     assert in_fork(lambda: fast.invoke({"word": "x"})) == expected  # the parent has run nothing yet
@@ -194,7 +194,7 @@ def test_own_models_are_accelerated_in_a_child_as_in_its_parent() -> None:
     assert fast.invoke({"word": "x"}) == expected
 
 
-def test_own_models_in_a_child_that_is_forked_while_calls_run_ahead() -> None:
+def test_child_forked_during_prefetched_calls_answers() -> None:
     """A child inside a query, with calls of other threads under way: they do not end there, and nobody waits."""
     begun, go = threading.Event(), threading.Event()
 
@@ -222,7 +222,7 @@ def test_own_models_in_a_child_that_is_forked_while_calls_run_ahead() -> None:
     assert [one[0] for one in found] == [expected]
 
 
-def test_hundred_own_queries_beside_forks() -> None:
+def test_queries_of_unbound_models_run_during_forks() -> None:
     fast = accelerate(own_chain())
     expected, over = fast.invoke({"word": "x"}), threading.Event()
 

@@ -190,7 +190,7 @@ WAYS: dict[str, Callable[[Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ctrl_c(world: World, way: str) -> None:
+def test_ctrl_c_ends_a_sync_call_and_its_requests(world: World, way: str) -> None:
     """As soon as with the plain object, which waits for threads that it has begun."""
     plain = interrupted(lambda: WAYS[way](world.plain, {"word": "x"}))
     world.settled(3 * SECONDS)
@@ -199,7 +199,7 @@ def test_ctrl_c(world: World, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "astream"])
-def test_ctrl_c_in_a_loop(world: World, way: str) -> None:
+def test_ctrl_c_in_an_event_loop_ends_all_requests(world: World, way: str) -> None:
     async def run() -> None:
         if way == "ainvoke":
             await world.fast.ainvoke({"word": "x"})
@@ -211,7 +211,7 @@ def test_ctrl_c_in_a_loop(world: World, way: str) -> None:
     world.settled()
 
 
-def test_a_stream_that_is_left_early(world: World) -> None:
+def test_closed_stream_ends_its_requests(world: World) -> None:
     async def leave() -> None:
         async with asyncio.timeout(20):
             pieces = world.fast.astream({"word": "x"})
@@ -223,7 +223,7 @@ def test_a_stream_that_is_left_early(world: World) -> None:
     world.settled()
 
 
-def test_a_stream_that_nobody_closes(world: World) -> None:
+def test_collected_stream_ends_its_requests(world: World) -> None:
     """The generator is garbage while its loop goes on."""
 
     async def forget() -> None:
@@ -243,7 +243,7 @@ def test_a_stream_that_nobody_closes(world: World) -> None:
     asyncio.run(asyncio.wait_for(forget(), 20))
 
 
-def test_a_task_that_is_cancelled(world: World) -> None:
+def test_cancelled_task_ends_its_requests(world: World) -> None:
     async def cancel() -> None:
         task = asyncio.ensure_future(world.fast.ainvoke({"word": "x"}))
         await asyncio.sleep(0.2)
@@ -255,7 +255,7 @@ def test_a_task_that_is_cancelled(world: World) -> None:
     world.settled()
 
 
-def test_a_timeout(world: World) -> None:
+def test_timed_out_call_ends_its_requests(world: World) -> None:
     async def wait() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(world.fast.ainvoke({"word": "x"}), 0.2)
@@ -265,7 +265,7 @@ def test_a_timeout(world: World) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_loop_that_is_closed_under_a_call(world: World) -> None:
+def test_closing_the_loop_during_a_call_ends_its_requests(world: World) -> None:
     """What nobody should do, and notebooks do: the loop is gone, its tasks are not over."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -80,7 +80,7 @@ def interrupted(work: Callable[[], object], after: float = 0.4) -> float:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_ctrl_c(world: World, way: str) -> None:
+def test_ctrl_c_ends_a_query_and_its_requests(world: World, way: str) -> None:
     def asked(engine: Any) -> Callable[[], object]:
         return (lambda: engine.query(QUESTION)) if way == "query" else lambda: asyncio.run(engine.aquery(QUESTION))
 
@@ -90,7 +90,7 @@ def test_ctrl_c(world: World, way: str) -> None:
     world.settled()
 
 
-def test_a_task_that_is_cancelled(world: World) -> None:
+def test_cancelled_task_ends_its_requests(world: World) -> None:
     async def cancel() -> None:
         task = asyncio.ensure_future(world.fast.aquery(QUESTION))
         await asyncio.sleep(0.3)
@@ -103,7 +103,7 @@ def test_a_task_that_is_cancelled(world: World) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_stream_that_is_left_early(closes: bool) -> None:
+def test_abandoned_stream_ends_its_requests(closes: bool) -> None:
     world = World("compact", streaming=True)
     try:
         response = world.fast.query(QUESTION)
@@ -119,7 +119,7 @@ def test_a_stream_that_is_left_early(closes: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
-def test_a_loop_that_is_closed_under_a_call(world: World) -> None:
+def test_closing_the_loop_during_a_query_ends_its_requests(world: World) -> None:
     loop = asyncio.new_event_loop()
     try:
         task = loop.create_task(world.fast.aquery(QUESTION))
@@ -133,7 +133,7 @@ def test_a_loop_that_is_closed_under_a_call(world: World) -> None:
     assert asyncio.run(asyncio.wait_for(world.fast.aquery(QUESTION), 30))
 
 
-def test_a_query_while_the_pool_is_closed(world: World) -> None:
+def test_query_raises_if_the_pool_closes_during_it(world: World) -> None:
     closing = threading.Timer(0.3, world.pool.close)
     closing.start()
     with pytest.raises(Exception, match="the engine pool is closed"):

@@ -84,7 +84,7 @@ def all_up(pool: str, replicas: int) -> bool:
     return len(found) == replicas
 
 
-def test_an_replica_is_killed_while_queries_run(chaos: EnginePool) -> None:
+def test_queries_survive_a_killed_replica(chaos: EnginePool) -> None:
     count = 200 if LONG else 60
     with ThreadPoolExecutor(32) as threads:
         expected = {number: asked(chaos, number) for number in range(10)}
@@ -97,7 +97,7 @@ def test_an_replica_is_killed_while_queries_run(chaos: EnginePool) -> None:
         assert [answer.result(120) for answer in answers] == [expected[number % 10] for number in range(count)]
 
 
-def test_the_host_of_an_engine_is_killed_while_queries_run(chaos: EnginePool) -> None:
+def test_queries_survive_a_killed_engine_host(chaos: EnginePool) -> None:
     texts = [f"t{i}" for i in range(5)]
     [expected] = chaos.call(K.EMBEDDING, "embedder", [EmbedText(texts[-1])]).result(30)
     host = actor(actor_name("chaos", "embedder"))
@@ -106,7 +106,7 @@ def test_the_host_of_an_engine_is_killed_while_queries_run(chaos: EnginePool) ->
     assert all(list(run.output.result(90)) == list(expected) for run in runs)
 
 
-def test_a_hanging_replica_is_replaced(chaos: EnginePool) -> None:
+def test_hanging_replica_is_replaced(chaos: EnginePool) -> None:
     expected, host = asked(chaos, 1), actor(actor_name("chaos", "llm"))
     victim = status("chaos", "llm")["replicas"][0]["pid"]
     ray.get(host.watch_closely.remote(0.2, 0.5))
@@ -126,7 +126,7 @@ def test_a_hanging_replica_is_replaced(chaos: EnginePool) -> None:
 
 @pytest.mark.skipif(not LONG, reason="starts two vLLM engines (make test-all)")
 @pytest.mark.vllm
-def test_vllms_engine_core_is_killed_while_queries_run(ray_address: str) -> None:
+def test_queries_survive_a_killed_vllm_engine_core(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
     engine = {"kind": "vllm", "model": str(llm_folder()), "replicas": 2, "cores": ["0", "1"], "engine_args": args}
     with running(ray_address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
@@ -142,7 +142,7 @@ def test_vllms_engine_core_is_killed_while_queries_run(ray_address: str) -> None
 
 @pytest.mark.skipif(not LONG, reason="starts vLLM (make test-all)")
 @pytest.mark.vllm
-def test_nothing_is_left_of_a_vllm_whose_actor_is_killed(ray_address: str) -> None:
+def test_killed_actor_leaves_no_vllm_process(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
     engine = {"kind": "vllm", "model": str(llm_folder()), "cores": ["0"], "engine_args": args}
     with running(ray_address, "orphans", llm=engine) as pool:
@@ -160,7 +160,7 @@ def _engine_core(pid: int) -> int:
     )
 
 
-def test_nothing_is_left_of_a_pool(chaos: EnginePool) -> None:
+def test_killed_pool_leaves_no_replica_process(chaos: EnginePool) -> None:
     replicas = [one["pid"] for engine in FAKES for one in status("chaos", engine)["replicas"]]
     assert len(replicas) == 3 and all(map(psutil.pid_exists, replicas))
     deploy._kill(ray, "chaos")

@@ -52,7 +52,7 @@ def postmaster(home: Path) -> int:
     return int((home / "pgdata" / "postmaster.pid").read_text().split()[0])
 
 
-def test_the_database_is_killed_while_queries_run(pool: EnginePool, home: Path) -> None:
+def test_queries_recover_after_the_database_is_killed(pool: EnginePool, home: Path) -> None:
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_texts(["lambs eat straw", "boats have sails", "barns are red"])
     found = RunnablePassthrough.assign(found=lambda given: store.similarity_search(given["question"], k=1))

@@ -33,7 +33,7 @@ def replicas() -> list[dict[str, Any]]:
     return list(found["replicas"])
 
 
-def test_both_nodes_are_used_and_one_may_be_lost(cluster: Any) -> None:
+def test_queries_use_both_nodes_and_survive_losing_one(cluster: Any) -> None:
     [other] = cluster.worker_nodes
     deploy.up(PoolConfig.model_validate({"name": "nodes", "engines": {"embedder": ENGINE}}), cluster.address)
     with EnginePool.connect(cluster.address, pool="nodes") as pool:

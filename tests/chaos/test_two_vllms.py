@@ -109,7 +109,7 @@ def replicas_tell_that_they_are_emptied() -> None:
         time.sleep(0.2)
 
 
-def test_two_apps_on_two_replicas_answer_as_one_process(ray_address: str) -> None:
+def test_two_apps_on_two_replicas_answer_as_a_local_pool(ray_address: str) -> None:
     [expected] = answers(client("", "alone"))
     deploy.up(PoolConfig.model_validate({"name": "vllms", "engines": ENGINES}), ray_address)
     try:
