@@ -14,11 +14,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + 40, 20))
-def test_chains_are_the_plain_objects(first: int) -> None:
+def test_random_chains_equal_the_original(first: int) -> None:
     assert not (report := differing(KINDS["chains"], range(first, first + 20))), report
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 3000, 100))
-def test_chains_are_the_plain_objects_in_many_chains(first: int) -> None:
+def test_random_chains_equal_the_original_in_many_programs(first: int) -> None:
     assert not (report := differing(KINDS["chains"], range(first, first + 100))), report

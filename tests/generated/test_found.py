@@ -31,7 +31,7 @@ SLOW = 'assign(a=ask("Say {question}")) | assign(b=ask("Shorten {a}")) | assign(
 
 
 @ways
-def test_a_second_text_for_an_id_is_written(way: str) -> None:
+def test_second_text_of_an_id_is_written(way: str) -> None:
     same(f'assign(w1=did(put, "b", "draft")) | assign(w2=did(put, "b", "final")) | {EARLY}', way)
 
 
@@ -42,7 +42,7 @@ def test_a_row_that_was_deleted_is_written_again(way: str) -> None:
 
 
 @ways
-def test_every_version_of_a_row_is_found_in_turn(way: str) -> None:
+def test_search_finds_each_version_of_a_row_in_turn(way: str) -> None:
     steps = " | ".join(
         f'assign(w{n}=did(put, "b", "bread {n}")) | assign(l{n}=did(look, "k{n}", "bread"))' for n in range(4)
     )
@@ -50,50 +50,50 @@ def test_every_version_of_a_row_is_found_in_turn(way: str) -> None:
 
 
 @ways
-def test_a_search_finds_what_another_connection_wrote(way: str) -> None:
+def test_search_finds_rows_written_by_another_connection(way: str) -> None:
     same(f'{SLOW} | assign(w=did(outside_put, "b", "apple oven there")) | {EARLY}', way)
 
 
 @ways
-def test_a_search_does_not_find_what_another_connection_deleted(way: str) -> None:
+def test_search_skips_rows_deleted_by_another_connection(way: str) -> None:
     same(f'{SLOW} | assign(w=did(outside_drop, "a")) | {EARLY}', way)
 
 
 @ways
-def test_nothing_is_indexed_behind_a_step_that_fails(way: str) -> None:
+def test_no_document_is_indexed_after_a_failed_step(way: str) -> None:
     same(f'{SLOW} | assign(j=ask("JSON {{c}}") | JsonOutputParser()) | assign(i=itemgetter("docs") | index)', way)
 
 
 @ways
-def test_a_search_in_front_of_an_index_step_does_not_find_its_rows(way: str) -> None:
+def test_search_before_an_index_step_does_not_find_its_rows(way: str) -> None:
     index = 'assign(i=itemgetter("docs") | index)'
     same(f'{SLOW} | assign(k=itemgetter("question") | retriever) | {index}', way)
 
 
 @ways
-def test_documents_are_indexed_again_after_they_were_deleted(way: str) -> None:
+def test_deleted_documents_are_indexed_again(way: str) -> None:
     index = 'itemgetter("docs") | index'
     same(f"assign(i={index}) | assign(w=did(clear)) | assign(j={index})", way)
 
 
 @ways
-def test_documents_are_indexed_with_the_metadata_that_a_function_set(way: str) -> None:
+def test_documents_are_indexed_with_metadata_set_by_a_function(way: str) -> None:
     same(f'{SLOW} | assign(w=did(stamp, 2)) | assign(i=itemgetter("docs") | index)', way)
 
 
 @ways
-def test_an_index_step_that_comes_twice_writes_twice(way: str) -> None:
+def test_repeated_index_step_writes_twice(way: str) -> None:
     same('assign(i=itemgetter("docs") | index) | assign(j=itemgetter("docs") | index)', way)
 
 
 @ways
-def test_a_search_finds_what_a_function_wrote_in_front_of_it(way: str) -> None:
+def test_search_finds_rows_written_by_an_earlier_function(way: str) -> None:
     again = 'assign(w2=did(put, "c", "boat")) | assign(k2=itemgetter("question") | retriever)'
     same(f'assign(w1=did(put, "c", "apple oven new")) | {EARLY} | {again}', way)
 
 
 @ways
-def test_a_question_that_a_function_changes_is_searched_for_as_changed(way: str) -> None:
+def test_search_uses_the_question_changed_by_a_function(way: str) -> None:
     same(f'{SLOW} | assign(w=did(change_question, "today")) | {EARLY}', way)
 
 
@@ -104,30 +104,30 @@ AGAIN = 'assign(k=ask("Explain {question}", hosted))'
 
 @ways
 @pytest.mark.parametrize("before", ["llm", "hosted"])
-def test_an_own_model_is_not_asked_behind_a_function_that_refuses(way: str, before: str) -> None:
+def test_model_is_not_called_after_a_function_raises(way: str, before: str) -> None:
     refused = 'assign(w=did(allow, "copper"))'
     same(f'assign(a=ask("Say {{question}}", {before})) | {refused} | {AGAIN}', way, CHAINS, ASKED)
 
 
 @ways
-def test_an_own_model_is_not_asked_behind_a_key_that_is_missing(way: str) -> None:
+def test_model_is_not_called_after_a_missing_key(way: str) -> None:
     same(f'assign(a=ask("Say {{question}}")) | assign(n=itemgetter("nothing")) | {AGAIN}', way, CHAINS, ASKED)
 
 
 @ways
-def test_an_own_model_is_not_asked_behind_a_prompt_that_lacks_a_variable(way: str) -> None:
+def test_model_is_not_called_after_a_prompt_without_its_variable(way: str) -> None:
     same(f'assign(a=ask("Say {{question}}")) | assign(b=ask("Say {{nothing}}")) | {AGAIN}', way, CHAINS, ASKED)
 
 
 @ways
-def test_an_own_model_is_not_asked_behind_a_parser_that_refuses(way: str) -> None:
+def test_model_is_not_called_after_a_parser_raises(way: str) -> None:
     parsed = 'assign(b=ask("Say {question}", hosted) | JsonOutputParser())'
     same(f'assign(a=ask("Shorten {{question}}")) | {parsed} | {AGAIN}', way, CHAINS, ASKED)
 
 
 @ways
 @pytest.mark.parametrize("model", ["llm", "hosted"])
-def test_a_model_is_asked_with_the_messages_that_a_function_has_appended(way: str, model: str) -> None:
+def test_model_gets_messages_appended_by_a_function(way: str, model: str) -> None:
     changed = 'assign(w=did(remember, "and then?"))'
     asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
     same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
@@ -135,20 +135,20 @@ def test_a_model_is_asked_with_the_messages_that_a_function_has_appended(way: st
 
 @ways
 @pytest.mark.parametrize("model", ["llm", "hosted"])
-def test_a_model_is_asked_with_the_message_that_a_function_has_changed(way: str, model: str) -> None:
+def test_model_gets_the_message_changed_by_a_function(way: str, model: str) -> None:
     changed = 'assign(w=did(correct, "there"))'
     asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
     same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
 
 
 @ways
-def test_a_prompt_has_the_history_that_a_function_has_appended_to(way: str) -> None:
+def test_prompt_has_the_history_appended_by_a_function(way: str) -> None:
     changed = 'assign(w=did(remember, "and then?"))'
     same(f'assign(a=ask("Say {{question}}")) | {changed} | assign(k=ask("{{history}}", hosted))', way, CHAINS, ASKED)
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_nothing_is_written_behind_a_step_at_which_another_input_of_the_batch_fails(way: str) -> None:
+def test_no_row_is_written_after_another_input_of_the_batch_fails(way: str) -> None:
     """LangChain takes a batch step by step, with `max_concurrency`, too: the first step that fails is the last."""
     text = f"""chain = (
         passthrough | assign(a=ask("Say {{question}}")) | assign(b=ask("Shorten {{question}}"))

@@ -14,7 +14,7 @@ from teola_plugin.requests.payloads import Chunk, Done, IngestRow, Request, Sear
 pytestmark = pytest.mark.postgres
 
 
-async def test_no_connection_is_lost_when_requests_end_side_by_side(postgres_dsn: str) -> None:
+async def test_concurrent_requests_lose_no_connection(postgres_dsn: str) -> None:
     """The task of a request that has ended was cancelled while it gave its connection to the next one.
 
     That connection was gone for good: after as many of them as the pool has, the store answered nobody.

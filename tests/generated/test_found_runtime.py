@@ -43,7 +43,7 @@ class Changeable(FakeLLM):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_retry_that_says_something_else_is_not_spliced_to_what_was_streamed(early: bool) -> None:
+def test_different_retry_is_not_joined_to_the_streamed_text(early: bool) -> None:
     """It fails, or what was streamed is what was said."""
     lead = Primitive("p", K.PREFILLING, "llm", named(text=Ref("$input")), call="ask")
     graph = Graph([lead, Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")))], Ref("d"))
@@ -82,7 +82,7 @@ class AtOnce(FakeLLM):
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
 @pytest.mark.parametrize("most", [1, 2])
-def test_max_concurrency_bounds_what_is_on_the_engine(way: str, most: int) -> None:
+def test_max_concurrency_limits_requests_on_the_engine(way: str, most: int) -> None:
     """Two steps that need nothing of each other, for eight inputs: so many inputs are begun at once, as plain does."""
     stage = KINDS["chains"][0]
     engines = [e for e in stage.engines(Latency(2)) if e.name != "llm"]
@@ -106,7 +106,7 @@ def test_max_concurrency_bounds_what_is_on_the_engine(way: str, most: int) -> No
 
 @pytest.mark.parametrize("kind", ["embed", "search", "generate", "put"])
 @pytest.mark.parametrize("early", [True, False])
-def test_a_call_that_is_given_up_ends_whenever_that_is(kind: str, early: bool) -> None:
+def test_cancelled_call_ends_at_any_moment(kind: str, early: bool) -> None:
     """Also while it is being made, or compared with what was asked for early, which a deletion has made untrue."""
 
     async def run() -> None:

@@ -31,13 +31,13 @@ def report(seeds: range) -> str:
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + 300, 100))
-def test_what_plain_objects_get_is_what_a_sequential_store_gives(first: int) -> None:
+def test_results_equal_those_of_a_sequential_store(first: int) -> None:
     assert not (wrong := report(range(first, first + 100))), wrong
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(10_000, 20_000, 1000))
-def test_what_plain_objects_get_is_what_a_sequential_store_gives_in_many_cases(first: int) -> None:
+def test_results_equal_those_of_a_sequential_store_in_many_cases(first: int) -> None:
     assert not (wrong := report(range(first, first + 1000))), wrong
 
 
@@ -63,12 +63,14 @@ def in_steps(dsn: str, other: OtherProcess, seeds: range) -> None:
 
 
 @pytest.mark.postgres
-def test_two_processes_on_one_collection(postgres_dsn: str, other: OtherProcess) -> None:
+def test_results_stay_sequential_with_a_second_process(postgres_dsn: str, other: OtherProcess) -> None:
     in_steps(postgres_dsn, other, range(FIRST, FIRST + 10))
 
 
 @pytest.mark.long
 @pytest.mark.postgres
 @pytest.mark.parametrize("first", range(1000, 1200, 50))
-def test_two_processes_on_one_collection_in_many_cases(first: int, postgres_dsn: str, other: OtherProcess) -> None:
+def test_results_stay_sequential_with_a_second_process_in_many_cases(
+    first: int, postgres_dsn: str, other: OtherProcess
+) -> None:
     in_steps(postgres_dsn, other, range(first, first + 50))

@@ -12,18 +12,18 @@ from generated.write_programs import program, tree
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + 20, 10))
-def test_writes_and_searches_are_the_plain_objects(first: int) -> None:
+def test_writes_and_searches_equal_the_original(first: int) -> None:
     assert not (report := differing(KINDS["writes"], range(first, first + 10))), report
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 1400, 50))
-def test_writes_and_searches_are_the_plain_objects_in_many_programs(first: int) -> None:
+def test_writes_and_searches_equal_the_original_in_many_programs(first: int) -> None:
     assert not (report := differing(KINDS["writes"], range(first, first + 50))), report
 
 
 @pytest.mark.postgres
-def test_writes_and_searches_in_postgresql_are_the_plain_objects(postgres_dsn: str) -> None:
+def test_postgresql_writes_and_searches_equal_the_original(postgres_dsn: str) -> None:
     kind = (stage(postgres_dsn), tree, program)
     assert not (report := differing(kind, range(FIRST, FIRST + 8), threads=1)), report
 
@@ -31,8 +31,6 @@ def test_writes_and_searches_in_postgresql_are_the_plain_objects(postgres_dsn: s
 @pytest.mark.long
 @pytest.mark.postgres
 @pytest.mark.parametrize("first", range(1000, 1060, 20))
-def test_writes_and_searches_in_postgresql_are_the_plain_objects_in_many_programs(
-    first: int, postgres_dsn: str
-) -> None:
+def test_postgresql_writes_equal_the_original_in_many_programs(first: int, postgres_dsn: str) -> None:
     kind = (stage(postgres_dsn), tree, program)
     assert not (report := differing(kind, range(first, first + 20), threads=1)), report
