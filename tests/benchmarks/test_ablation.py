@@ -20,7 +20,7 @@ from teola_plugin.requests.payloads import Prompt, Sampling
 ONE = Case(("advanced_rag",), 2.0, (), queries=6, paragraphs=10)
 
 
-def test_a_run_repeats_exactly_and_its_time_is_accounted_for() -> None:
+def test_run_is_repeatable_and_its_times_add_up() -> None:
     found = ran(ONE)
     assert found == ran(ONE)
     alone = ran(replace(ONE, rate=0.0))
@@ -28,7 +28,7 @@ def test_a_run_repeats_exactly_and_its_time_is_accounted_for() -> None:
     assert alone["spent"]["decoding"] > alone["spent"]["prefilling"] > 0 and alone["mean"] < found["mean"]
 
 
-def test_passes_make_it_sooner_and_hands_less_so() -> None:
+def test_passes_beat_the_graph_optimized_by_hand() -> None:
     alone = replace(ONE, rate=0.0, paragraphs=150)
     none, full = ran(alone), ran(replace(alone, passes=FULL))
     hand = ran(replace(alone, by_hand=True))
@@ -43,7 +43,7 @@ def test_every_application_runs_in_virtual_time(app: str) -> None:
     assert 1 < ran(Case((app,), queries=2, paragraphs=6))["mean"] < 10
 
 
-def test_apps_take_turns_on_one_cluster() -> None:
+def test_two_apps_share_one_cluster() -> None:
     found = ran(Case(("naive_rag", "agent"), 1.0, queries=6, paragraphs=6))
     assert set(found["by_app"]) == {"naive_rag", "agent"}
 
@@ -60,7 +60,7 @@ def test_drafts_need_an_answer_that_copies_and_change_no_text() -> None:
     assert ran(replace(off, ground=replace(ground, drafts=16)))["mean"] < 0.8 * ran(off)["mean"]
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+def test_interrupted_run_resumes_from_its_results(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     cases = [Case(("agent",), queries=2), Case(("agent",), passes=(), queries=2)]
     first = run_all(cases[:1], 1, kept)
@@ -91,7 +91,7 @@ def test_rows_compare_seed_by_seed() -> None:
     ]
 
 
-def test_shares_add_up_and_count_what_they_say() -> None:
+def test_shares_of_overhead_are_measured_and_add_up() -> None:
     parts = [one for found in shares.PARTS.values() for one in found]
     before = [getattr(owner, method) for owner, method in parts]
     with EnginePool.local(Ground(scale=0.01).made()) as pool:
@@ -102,7 +102,7 @@ def test_shares_add_up_and_count_what_they_say() -> None:
     assert shares.told(rows)["virtual_s"] > 1
 
 
-def test_what_no_part_explains_is_communication() -> None:
+def test_unexplained_overhead_counts_as_communication() -> None:
     known = {"seconds": 1.2, "virtual": 1.0, "whole": 1.0, "processor": 0.3, "fakes": 0.06, "splitting": 0.04}
     row = {**known, "planning": 0.01, "graphs": 0.02, "engines": 0.03}
     asleep, awake = shares.told([row]), shares.told([row], asleep=False)
@@ -114,7 +114,7 @@ def test_what_no_part_explains_is_communication() -> None:
     assert there == awake, "what runs beside the engines is taken as it was here"
 
 
-def test_the_names_of_a_pool_s_file_make_the_same_engines() -> None:
+def test_pool_file_names_create_the_same_engines() -> None:
     assert set(shares.engines(0.5)) == set(Ground().made())
     made = studied.engine("llm", 0.5)
     assert made.profile == Ground(scale=0.5).made()["llm"][0].profile

@@ -26,13 +26,13 @@ def test_every_scheme_gives_the_same_answers_and_sources() -> None:
         assert set(app["speedup_low"]) == set(app["seconds"]) - {"accelerated"}
 
 
-def test_haystack_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_haystack_is_skipped_if_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haystack_pipelines, "find_spec", lambda name: None)
     assert "Haystack" not in {scheme.name for scheme in SCHEMES if scheme.takes("agent")}
     assert left_out() == [haystack_pipelines.INSTALL]
 
 
-def test_haystack_runs_side_by_side_what_does_not_wait() -> None:
+def test_haystack_runs_independent_steps_concurrently() -> None:
     pytest.importorskip("haystack", reason="a newer lock file than the environment")
     begun, go = [], asyncio.Event()
 
@@ -59,7 +59,7 @@ def test_haystack_runs_side_by_side_what_does_not_wait() -> None:
     assert [one["both"] for one in asyncio.run(asked())] == ["aa", "bb"] and len(begun) == 4
 
 
-async def test_a_script_asks_for_one_thing_at_a_time() -> None:
+async def test_scripted_apps_make_one_call_at_a_time() -> None:
     with SCHEMES[0].pool(0.01) as pool:
         kit, under_way, most = Kit(pool), [0], [0]
 

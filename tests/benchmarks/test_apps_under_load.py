@@ -12,7 +12,7 @@ from benchmarks.apps import load, loaded
 from benchmarks.apps.load import ALONE, Cell, cells
 
 
-def test_every_scheme_meets_the_same_arrivals() -> None:
+def test_all_schemes_have_the_same_arrivals() -> None:
     found = cells(2, 10)
     assert len(set(found)) == len(found)
     times = {tuple(cell.times()) for cell in found if (cell.app, cell.rate, cell.seed) == ("agent", 8, 2)}
@@ -23,7 +23,7 @@ def test_every_scheme_meets_the_same_arrivals() -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="records applications: set TEOLA_TEST_LONG=1")
-def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     wanted = [Cell("agent", "LlamaDist-TO", rate, 1, 4) for rate in (ALONE, 8)]
     first = load.run(wanted, tmp_path, 1)
     times = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
@@ -37,7 +37,7 @@ def measured(*latencies: float) -> dict[str, Any]:
     return {"latencies": latencies, "wasted_tokens": 0.0, "engine_seconds": 1.0, "batch_sizes": {}, "cached": {}}
 
 
-def test_ratios_goodput_and_the_worst_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_has_ratios_goodput_and_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "RATES", {"agent": (1, 2, 3)})
     monkeypatch.setattr(loaded, "INPUTS", 1)
     found = {}
@@ -56,7 +56,7 @@ def test_ratios_goodput_and_the_worst_of_all(monkeypatch: pytest.MonkeyPatch) ->
     assert told["ratios"] == 6 and not told["behind"]
 
 
-def test_ratios_whose_interval_begins_below_the_level_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_with_interval_below_one_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded, "RATES", {"agent": (1, 2)})
     monkeypatch.setattr(loaded, "INPUTS", 1)
     found = {Cell("agent", name, ALONE, 0, 2): measured(1.0, 1.0) for name in ("accelerated", "object")}

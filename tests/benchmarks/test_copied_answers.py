@@ -43,7 +43,7 @@ def covered(text: str, sources: list[str]) -> int:
 
 @pytest.mark.parametrize("share", texts.SHARES)
 @pytest.mark.parametrize("tokens", [10, 60, 200])
-def test_answers_copy_the_share_that_they_are_to_copy(share: float, tokens: int) -> None:
+def test_answers_copy_the_configured_share(share: float, tokens: int) -> None:
     first = answer(START, share, tokens)
     second = answer(refinement(first), share, tokens)
     for text, sources in ((first, [PASSAGES[0]]), (second, [first, PASSAGES[1]])):
@@ -60,7 +60,7 @@ def test_new_tokens_depend_on_the_whole_context_in_refinements_too(share: float)
     assert len(new) == 3
 
 
-def test_runs_are_those_that_were_recorded() -> None:
+def test_copied_runs_match_the_recorded_outputs() -> None:
     outputs = json.loads(texts.RECORDED.read_text())["outputs"]
     assert len(outputs) == 60 and all(length >= 2 for kind in ("answer", "refine") for _, length in kinds(kind))
     assert {source for source, _ in kinds("refine")} == {"answer", "passage", "question"}
@@ -87,7 +87,7 @@ def kinds(kind: str) -> tuple[texts.Run, ...]:
         ("x p q r s t y", "p q r . s t", 2, [(0, 1), (2, 3), (2, 3)]),
     ],
 )
-def test_the_fewest_steps(text: str, known: str, least: int, steps: list[tuple[int, int]]) -> None:
+def test_lower_bound_counts_the_fewest_steps(text: str, known: str, least: int, steps: list[tuple[int, int]]) -> None:
     found = bound.steps(text.split(), known.split(), 4, least)
     assert sum(new for _, new in found) == len(text.split())
     assert len(found) == len(steps) and found == steps
@@ -116,7 +116,7 @@ def least(name: str, tokens: int, share: float, shortest: int = 1, *, drafts: bo
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 0.9])
 @pytest.mark.parametrize("name", ["advanced/sequential", "naive"])
-def test_between_the_bound_and_the_plain_chain_on_the_same_engine(name: str, share: float) -> None:
+def test_accelerated_time_lies_between_bound_and_original(name: str, share: float) -> None:
     found = ran(name, 60, share)
     assert least(name, 60, share) <= least(name, 60, share, 2) <= found["accelerated_s"] + 1e-3
     assert found["accelerated_s"] <= found["plain_same_engine_s"]
@@ -127,14 +127,14 @@ def test_between_the_bound_and_the_plain_chain_on_the_same_engine(name: str, sha
 
 
 @pytest.mark.parametrize("name", ["advanced/sequential", "naive"])
-def test_where_nothing_is_copied_nothing_is_lost(name: str) -> None:
+def test_drafts_cost_no_time_if_no_text_is_copied(name: str) -> None:
     found = ran(name, 60, 0.0)
     assert found["accelerated_s"] <= 1.005 * found["accelerated_undrafted_s"]
     few = least(name, 60, 0.0, 2) / least(name, 60, 0.0, drafts=False)
     assert 0.98 < few <= 1.0, "but for two tokens that stand somewhere by chance"
 
 
-def test_the_committed_run_shows_all_shares_and_none_at_the_top() -> None:
+def test_committed_result_has_all_shares_and_undrafted_headline() -> None:
     found = json.loads((texts.RECORDED.parents[1] / "results" / "single_query.json").read_text())
     rows = found["drafts"]["rows"]
     cases = {(row["app"], row["answer_tokens"]) for row in rows}

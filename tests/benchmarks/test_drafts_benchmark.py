@@ -16,12 +16,12 @@ def test_every_question_has_two_passages(topic: str, question: str) -> None:
     assert all(len(passage) > 200 for passage in passages(topic, question))
 
 
-def test_the_sets_have_nothing_in_common() -> None:
+def test_question_sets_do_not_overlap() -> None:
     assert not {topic for topic, _ in QUESTIONS} & {topic for topic, _ in HELD_OUT}
     assert not {question for _, question in QUESTIONS} & {question for _, question in HELD_OUT}
 
 
-def test_a_row_has_ratios_and_says_in_which_way_answers_differ() -> None:
+def test_row_has_ratios_and_counts_of_different_answers() -> None:
     rounds = {"plain": [[2.0], [3.0]], "lookup": [[1.0], [1.5]], CONTROL: [[2.0], [3.0]]}
     row = load_row("answer", 4, rounds, {"plain": 1, "lookup": 2, "lookup drafted": 7, "lookup accepted": 5})
     assert row["plain s"] == 2.5 and row["lookup faster"] == 2.0 and row["control faster"] == 1.0
@@ -30,18 +30,18 @@ def test_a_row_has_ratios_and_says_in_which_way_answers_differ() -> None:
     assert row["rounds"]["plain"] == ["2.000", "3.000"]
 
 
-def test_several_at_once_are_compared_with_both_engines_without_drafts() -> None:
+def test_concurrent_runs_are_compared_with_both_undrafted_engines() -> None:
     rounds = {"plain": [[2.0, 4.0]], CONTROL: [[4.0, 4.0]], "graph": [[1.0, 2.5]]}
     assert faster(rounds, "graph") == [2.0] and faster(rounds, CONTROL) == [0.75]
 
 
-def test_a_proposal_looks_at_few_places_of_a_long_row() -> None:
+def test_proposing_time_does_not_grow_with_row_length() -> None:
     """Four times as long a row takes about as long; an index of it all would not."""
     short, long = (min(proposing_us(n)["lookup"]["median"] for _ in range(5)) for n in (4096, 16384))
     assert long < 3 * short
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_benchmark_without_gpu_exits_with_a_message() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.vllm
-def test_splits_agree_and_use_the_cache(session_llm: SessionLlm) -> None:
+def test_split_prompts_agree_and_use_the_cache(session_llm: SessionLlm) -> None:
     found = session_llm.run(llm_checks.parity(session_llm.engine, 8, exact=True))
     assert found["passed"] and set(found["equal_to_plain_alone"].values()) == {8}
 
@@ -37,19 +37,19 @@ def test_fault_checks_pass(session_llm: SessionLlm, name: str) -> None:
 
 
 @pytest.mark.vllm
-def test_texts_of_the_timings_have_the_tokens_they_claim(session_llm: SessionLlm) -> None:
+def test_texts_of_timings_have_the_stated_token_count(session_llm: SessionLlm) -> None:
     payload = llm_checks.Generate(gpu_check.words(300), llm_checks.Sampling(max_tokens=1))
     seen = session_llm.run(llm_checks.ask(session_llm.engine, llm_checks.request(payload, llm_checks.tenant())))
     assert seen.value.prompt_tokens == 301  # with the start token
     assert isinstance(gpu_check.words(1), Prompt)
 
 
-def test_what_failed_is_named() -> None:
+def test_failed_checks_are_named() -> None:
     found = {"tiny": {"start_s": 1.0, "parity": {"passed": True}, "reset": {"passed": False}, "times": {"a": 1}}}
     assert gpu_check.failures(found) == ["tiny.reset"]
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_check_without_gpu_exits_with_a_message() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

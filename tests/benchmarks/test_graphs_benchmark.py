@@ -41,7 +41,7 @@ def test_every_graph_is_measured(name: str, rows: dict[str, dict[str, Any]]) -> 
     assert (FIRST[1] in row["seconds"]) == ("first_token_later_ms" in row) == bool(APPS[name].answer_node)
 
 
-def test_all_of_them_together(rows: dict[str, dict[str, Any]]) -> None:
+def test_summary_covers_all_graphs(rows: dict[str, dict[str, Any]]) -> None:
     told = top(list(rows.values()))
     assert told["answers_equal"]
     assert told["worst_behind_ms"] == max(row["behind_ms"] for row in rows.values())
@@ -56,7 +56,7 @@ def called(kit: Kit, name: str) -> Known:
     return Known(Costs(MACHINE), kit.calls, 1.0)
 
 
-def test_bounds_follow_what_was_called() -> None:
+def test_lower_bounds_follow_the_recorded_calls() -> None:
     """One call takes what it takes; of graders side by side, the last one counts."""
     with make_kit(profiles.noop(), Size(4, 10), 0.0) as kit:
         single = called(kit, "nothing to gain")
@@ -75,7 +75,7 @@ def test_bounds_follow_what_was_called() -> None:
         )
 
 
-def test_a_call_is_closed_where_its_arguments_end() -> None:
+def test_tool_call_ends_at_the_end_of_its_arguments() -> None:
     one = '<tool_call>{"name": "a", "arguments": {"query": "b } c"}}</tool_call>'
     ends = arguments_end(f"{one}\n{one}")
     assert [f"{one}\n{one}"[:end] for end in ends] == [one[:-13], f"{one}\n{one[:-13]}"]

@@ -27,7 +27,7 @@ class Runs:
         return self.code
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_benchmark_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, results, runs = tmp_path / "out", tmp_path / "results", Runs()
     results.mkdir()
     for _ in range(2):
@@ -42,7 +42,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("text", "code"), [("", 1), ('{"half": ', 0), ('{"benchmark": "one"}', 3)])
-def test_a_run_that_was_broken_off_leaves_no_result(text: str, code: int, tmp_path: Path) -> None:
+def test_interrupted_run_leaves_no_result(text: str, code: int, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"graphs failed .* run it again"):
         kept.keep("graphs", tmp_path / "out", tmp_path, Runs(text, code))
     assert not list(tmp_path.glob("*.json"))
@@ -50,7 +50,7 @@ def test_a_run_that_was_broken_off_leaves_no_result(text: str, code: int, tmp_pa
     assert (tmp_path / "graphs.json").exists()
 
 
-def test_arguments_are_those_of_the_documents(tmp_path: Path) -> None:
+def test_arguments_equal_those_in_the_documents(tmp_path: Path) -> None:
     runs = Runs()
     for name in kept.ARGUMENTS:
         kept.keep(name, tmp_path / "out", tmp_path, runs)
@@ -70,7 +70,7 @@ def test_make_bench_keeps_draws_and_writes_tables() -> None:
     )
 
 
-def test_a_result_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {"rev-parse": "abc1234\n", "status": ""}
     monkeypatch.setattr(common, "_git", lambda command, *_: printed[command].strip())
     assert common.environment()["commit"] == "abc1234"
@@ -78,12 +78,12 @@ def test_a_result_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert common.environment()["commit"] == "abc1234 with changes"
 
 
-def test_outside_of_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commit_is_none_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(common, "ROOT", tmp_path)
     assert common.commit() == "none"
 
 
-def test_a_result_has_the_load_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_has_the_load_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = common.environment()["load_1m"]
     monkeypatch.setattr("os.getloadavg", lambda: (99.0, 99.0, 99.0))
     assert common.environment()["load_1m"] == before

@@ -20,7 +20,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("name", drawings.DRAWN)
-def test_the_charts_are_those_of_the_results(name: str, theme: str) -> None:
+def test_committed_charts_match_the_results(name: str, theme: str) -> None:
     path, fresh = themed(IMAGES / f"{name}.svg", theme), pictures.drawn(name, theme)
     assert (path.read_text() if path.exists() else None) == fresh, "run python -m benchmarks.pictures docs/images"
 
@@ -54,7 +54,7 @@ SIMULATED = {
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_latency_over_rates_has_a_line_for_each_scheme_and_a_ring_at_its_goodput(theme: str) -> None:
+def test_latency_chart_has_a_line_and_ring_for_each_scheme(theme: str) -> None:
     drawn = drawings.latency(SIMULATED).svg(theme)
     xml.fromstring(drawn)
     assert len(re.findall(r"<path ", drawn)) == 9 and len(re.findall(r'r="5.5"', drawn)) == 6
@@ -63,7 +63,7 @@ def test_latency_over_rates_has_a_line_for_each_scheme_and_a_ring_at_its_goodput
     assert not re.search(r"nan|inf\b|None", drawn)
 
 
-def test_a_ring_lies_on_its_line() -> None:
+def test_goodput_ring_lies_on_its_line() -> None:
     points = ((1.0, 2.0), (3.0, 6.0))
     assert between(points, 2.0) == 4.0 and between(points, 0.5) == 2.0 and between(points, 9.0) == 6.0
     drawn = lines(Panel("", "", ""), [Series("one", points, "accent", marked=2.0)])
@@ -75,7 +75,7 @@ def test_a_ring_lies_on_its_line() -> None:
         assert float(ring[axis + 1]) == pytest.approx(middle, abs=0.11)
 
 
-def test_bars_are_as_high_as_their_values() -> None:
+def test_bar_heights_match_their_values() -> None:
     drawn = bars(
         Panel("", "", "", height=230), {"a": [Bar("", (("accent", 2.0),)), Bar("", (("accent", 1.0), ("edge", 1.0)))]}
     )

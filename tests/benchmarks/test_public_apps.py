@@ -26,7 +26,7 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
-def test_accelerated_app_answers_and_requests_what_its_original_does(app: App, server: FakeServer) -> None:
+def test_accelerated_app_equals_original_in_answers_and_requests(app: App, server: FakeServer) -> None:
     with asyncio.Runner() as loop:
         row = measure(app, Runner(server, loop), server.base_url, repeats=1)
 

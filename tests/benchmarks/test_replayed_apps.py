@@ -34,7 +34,7 @@ def off(app: str, name: str, rate: float, queries: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("app", APPS)
 @pytest.mark.parametrize("name", ["modern", "accelerated"])
-def test_a_replay_takes_as_long_as_the_application(app: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_takes_as_long_as_the_application(app: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "PARAGRAPHS", dict.fromkeys(inputs.PARAGRAPHS, 4))
     flow.cache_clear()
     try:
@@ -46,7 +46,7 @@ def test_a_replay_takes_as_long_as_the_application(app: str, name: str, monkeypa
 @pytest.mark.skipif(not LONG, reason="some minutes: set TEOLA_TEST_LONG=1")
 @pytest.mark.parametrize("app", APPS)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_at_two_rates_with_whole_uploads(app: str, name: str) -> None:
+def test_replay_at_two_rates_takes_as_long_as_the_application(app: str, name: str) -> None:
     if BY_NAME[name].takes(app):
         for rate in (0.5, 3.0):
             assert max(map(abs, off(app, name, rate, 24))) < TOLERANCE.get((app, name), 0.01)

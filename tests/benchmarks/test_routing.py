@@ -30,7 +30,7 @@ DECODED = step_seconds(1, 2048)
 """One token, behind the prompt."""
 
 
-def test_a_prompt_alone_takes_what_its_chunks_take() -> None:
+def test_single_prompt_takes_the_sum_of_its_chunks() -> None:
     chunks = [step_seconds(CHUNK, CHUNK, [(CHUNK, CHUNK)]), step_seconds(CHUNK, 2 * CHUNK, [(CHUNK, 2 * CHUNK)])]
     assert prefill_seconds(1200) == pytest.approx(sum(chunks) + step_seconds(176, 1200, [(176, 1200)]))
     for tokens in (512, 4096, 8192):  # sizes that the profile has; between them it is a straight line
@@ -39,7 +39,7 @@ def test_a_prompt_alone_takes_what_its_chunks_take() -> None:
         assert done.seconds == pytest.approx(prefill_seconds(tokens) + DECODED)
 
 
-def test_a_cached_prompt_computes_its_last_block_and_the_next_in_line_does_not_wait_for_it() -> None:
+def test_cached_prompt_computes_only_its_last_block() -> None:
     found = run(job(0.0, 1024), job(5.0, 1024), job(5.0, 1024, prompt=2))
     first, again, behind = found.queries
     assert found.cached["llm"] == pytest.approx(1008 / (3 * 1024))
@@ -50,14 +50,14 @@ def test_a_cached_prompt_computes_its_last_block_and_the_next_in_line_does_not_w
     assert behind.first_token - again.first_token == pytest.approx(prefill_seconds(1024))
 
 
-def test_decodings_go_on_beside_prefillings() -> None:
+def test_decodings_continue_during_prefillings() -> None:
     long, late = run(job(0.0, 512, output=20), job(0.1, 512, prompt=2)).queries
     (alone,) = run(job(0.0, 512, output=20)).queries
     assert late.ended_at < long.ended_at
     assert long.seconds == pytest.approx(alone.seconds)
 
 
-def test_a_cache_forgets_what_was_used_least_recently() -> None:
+def test_cache_evicts_least_recently_used_prompts() -> None:
     way = replace(ROUND, profile=replace(profile(10**9, 10**9), cache_tokens=2048))
     prompts = [job(10.0 * at, 1024, prompt=prompt) for at, prompt in enumerate((1, 2, 1, 3, 1, 2))]
     firsts = [one.first_token - one.at for one in run(*prompts, way=way).queries if one.first_token is not None]
@@ -77,7 +77,7 @@ def test_every_request_ends_and_runs_are_repeatable(way: Way) -> None:
     assert times == once()
 
 
-def test_preble_s_workloads_share_what_they_say() -> None:
+def test_preble_workloads_share_the_stated_prefixes() -> None:
     jobs = [one.flow.works[0].asks[0] for one in percent_common(0.4, 3).arrivals()]
     assert len(jobs) == 1800
     assert {job.prompt for job in jobs} == {8192}
@@ -89,7 +89,7 @@ def test_preble_s_workloads_share_what_they_say() -> None:
     assert len(set(firsts)) == 30 + 60
 
 
-def test_others_stick_to_a_prefix_until_loads_are_far_apart() -> None:
+def test_other_policies_keep_prefix_affinity_until_loads_diverge() -> None:
     for router, last in ((VllmRouter(), "0"), (RayServe(), "1")):
         for name in ("0", "1"):
             router.add_replica(name)
@@ -105,7 +105,7 @@ def test_others_stick_to_a_prefix_until_loads_are_far_apart() -> None:
         assert chosen[-2] == last, "Ray Serve balances from a difference of ten"
 
 
-def test_the_least_loaded_is_chosen() -> None:
+def test_least_loaded_policy_chooses_the_least_loaded_replica() -> None:
     router = LeastLoaded()
     router.add_replica("0")
     router.add_replica("1")
@@ -121,14 +121,14 @@ def test_the_least_loaded_is_chosen() -> None:
     assert router.least() == "1"
 
 
-def test_e2_beats_round_robin_and_the_least_loaded_where_prompts_are_shared() -> None:
+def test_e2_beats_other_policies_on_shared_prompts() -> None:
     found = case(Workload("some", 4, 40, 400, 6.0, common=0.4), lambda: None)
     assert found["mean_ratio"]["round robin"] > 2
     assert found["mean_ratio"]["least loaded"] > 2
     assert found["ways"]["E2"]["cached"] > found["ways"]["round robin"]["cached"]
 
 
-def test_nothing_is_lost_where_nothing_is_shared() -> None:
+def test_e2_loses_no_time_without_shared_prompts() -> None:
     """Many one-block questions: E2 is a load balancer then."""
     jobs = [job(0.4 * n, 2048, prompt=n + 1) for n in range(120)]
     others = Way("least loaded", lambda known: LeastLoaded())

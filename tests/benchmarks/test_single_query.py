@@ -50,7 +50,7 @@ async def both(name: str, tokens: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("name", list(APPS))
 @pytest.mark.parametrize("tokens", [10, 60])
-def test_close_to_the_bound_and_never_behind_the_plain_chain(name: str, tokens: int) -> None:
+def test_accelerated_time_is_near_the_bound_and_below_original(name: str, tokens: int) -> None:
     plain, accelerated, least = run_virtual(both(name, tokens))
     assert least <= accelerated <= 1.10 * least
     assert accelerated <= plain
