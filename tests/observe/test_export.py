@@ -38,7 +38,7 @@ def _check_format(data: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("by", ["query", "engine"])
-def test_a_file_is_valid_and_complete(tmp_path: Path, by: Any) -> None:
+def test_trace_file_is_valid_and_complete(tmp_path: Path, by: Any) -> None:
     traces = [trace("plain", PLAIN), trace(origin=200.0)]
     data = json.loads(write_chrome_trace(tmp_path / "trace.json", traces, by=by).read_text())
     _check_format(data)
@@ -56,7 +56,7 @@ def test_times_are_microseconds_from_the_first_query() -> None:
     assert found["args"]["engine"] == "cross"
 
 
-def test_every_arrow_leaves_and_enters_a_slice_and_points_forward() -> None:
+def test_arrows_connect_slices_and_point_forward() -> None:
     data = chrome_trace([trace()])
     starts = {e["id"]: e for e in data["traceEvents"] if e["ph"] == "s"}
     ends = {e["id"]: e for e in data["traceEvents"] if e["ph"] == "f"}
@@ -92,7 +92,7 @@ times = st.floats(0.0, 1000.0, allow_nan=False)
 
 
 @given(st.lists(st.tuples(times, times, times, st.booleans(), st.booleans()), max_size=12))
-def test_lanes_never_overlap_whatever_was_recorded(rows: list[tuple[float, float, float, bool, bool]]) -> None:
+def test_lanes_never_overlap_for_any_spans(rows: list[tuple[float, float, float, bool, bool]]) -> None:
     spans = []
     for i, (a, b, c, ran, ended) in enumerate(rows):
         queued, started, done = sorted((a, b, c))
@@ -103,5 +103,5 @@ def test_lanes_never_overlap_whatever_was_recorded(rows: list[tuple[float, float
     _check_format(json.loads(json.dumps(data)))
 
 
-def test_no_traces_is_a_valid_file() -> None:
+def test_empty_list_of_traces_gives_a_valid_file() -> None:
     assert chrome_trace([])["traceEvents"] == []

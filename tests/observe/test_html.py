@@ -50,7 +50,7 @@ class Page(HTMLParser):
         return [a for t, a in self.tags if t == tag and word in (a.get("class") or "").split()]
 
 
-def test_the_page_loads_nothing() -> None:
+def test_page_loads_no_external_resources() -> None:
     text = html_page([trace()])
     page = Page(text)
     assert "http://" not in text and "https://" not in text and "@import" not in text
@@ -83,7 +83,7 @@ def test_the_critical_path_is_marked_in_graph_timeline_and_table() -> None:
     assert len(page.classes("path", "critical")) >= len(path) - 1
 
 
-def test_edges_look_as_they_are() -> None:
+def test_edges_are_styled_by_their_kind() -> None:
     page = Page(html_page([trace()]))
     order = [e for e in trace().view().edges if e[2] == "order"]
     assert order and len(page.classes("path", "order")) == len(order)
@@ -101,7 +101,7 @@ def test_several_traces_share_a_scale_and_show_the_ratio() -> None:
     assert "1.54× slower" in html_page([trace(), trace("plain", PLAIN)])
 
 
-def test_the_page_tells_the_median_of_runs_and_how_many_they_are() -> None:
+def test_page_shows_the_median_and_number_of_runs() -> None:
     """Not the last: two runs of each are faster or slower than the one in the middle."""
     runs = [dataclasses.replace(trace(), query_id=f"q{i}", ended=100 + seconds) for i, seconds in enumerate((9, 3, 4))]
     plain = [dataclasses.replace(trace("plain", PLAIN), ended=100 + seconds) for seconds in (8.0, 6.0, 30.0)]
@@ -114,7 +114,7 @@ def test_the_page_tells_the_median_of_runs_and_how_many_they_are() -> None:
     assert "median" not in html_page([trace("plain", PLAIN), trace()], labels=["plain", "accelerated"])
 
 
-def test_seconds_that_were_measured_outside_are_those_of_the_headline() -> None:
+def test_headline_uses_the_given_seconds() -> None:
     """A trace may be of another run, e.g. on engines, of what was measured without."""
     page = html_page([trace("plain", PLAIN), trace()], labels=["plain", "fast"], seconds=[12.0, 6.0])
     assert "12.0 s" in page and "2.00× faster" in page
@@ -130,7 +130,7 @@ def test_the_shares_of_the_time_add_up() -> None:
     assert sum(widths) == pytest.approx(100, abs=0.1)
 
 
-def test_a_generation_is_one_bar_and_marks_both_of_its_nodes() -> None:
+def test_generation_span_is_one_bar_and_marks_two_nodes() -> None:
     base = trace("plain", PLAIN[3:5], tail=0.0)
     whole = dataclasses.replace(
         base.spans[0],
@@ -170,7 +170,7 @@ def _lane(page: str, key: str) -> float:
     return float(re.findall(rf'data-k="{key}"><rect x="[\d.]+" y="([\d.]+)"', page)[0])
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped() -> None:
     nasty = "</script><script>alert(1)</script>\"'&"
     base = trace("plain", PLAIN)
     span = dataclasses.replace(base.spans[0], primitive=nasty, kind=nasty, engine=nasty, detail=(("prompt", nasty),))
@@ -207,6 +207,6 @@ def test_prompts_are_absent_unless_recorded() -> None:
 
 
 @pytest.mark.parametrize("total", [3e-6, 0.0042, 0.31, 1.0, 2.16, 59.0, 4000.0])
-def test_ticks_are_round_and_not_too_many(total: float) -> None:
+def test_ticks_are_few_round_values(total: float) -> None:
     found = ticks(total, 10)
     assert found[0] == 0 and 4 <= len(found) <= 11 and found[-1] <= total * 1.001

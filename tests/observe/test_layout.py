@@ -55,7 +55,7 @@ def test_any_graph_is_laid_out_without_overlaps(view: GraphView) -> None:
     assert all(-1e-9 <= y <= plan.height + 1e-9 for _, y in plan.positions.values())
 
 
-def test_the_deepest_is_at_the_left_and_contradicting_depths_are_worked_out() -> None:
+def test_deepest_node_is_leftmost_and_depths_are_inferred() -> None:
     view = trace().view()  # the sample records no depths
     plan = layered(view)
     assert all(plan.positions[a][0] < plan.positions[b][0] for a, b, _ in view.edges)

@@ -31,7 +31,7 @@ def test_the_page_has_rules_for_narrow_screens() -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser here")
-def test_nothing_is_wider_than_the_screen(tmp_path: Path) -> None:
+def test_page_is_not_wider_than_the_screen(tmp_path: Path) -> None:
     runs = [trace("a rather long name of what was run", PLAIN), stepped(), trace()]
     (tmp_path / "page.html").write_text(html_page(runs, "One question, with a title that needs two lines"), "utf-8")
     (tmp_path / "frame.html").write_text(MEASURES, "utf-8")

@@ -62,7 +62,7 @@ def test_quiet_wins_over_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar.silent and other.silent and bar.completed == 1 and terminal.getvalue() == ""
 
 
-def test_without_a_terminal_rich_is_not_even_imported() -> None:
+def test_rich_is_not_imported_without_a_terminal() -> None:
     code = (
         "import sys\nfrom teola_plugin.observe import progress\n"
         "with progress(1, 'x') as bar: bar.advance()\nassert bar.silent and 'rich' not in sys.modules"

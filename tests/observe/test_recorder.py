@@ -28,7 +28,7 @@ def test_a_query_becomes_a_trace() -> None:
     assert (trace.graph_text, trace.pgraph_text, trace.passes) == ("e", "p", (("prune", True, 1e-4),))
 
 
-def test_what_is_still_open_counts_as_cancelled() -> None:
+def test_open_spans_count_as_cancelled_at_the_end() -> None:
     recorder = TraceRecorder()
     recorder.begin("q", "", 0.0)
     recorder.queued("q", "a", 0.0, kind="CALL")
@@ -37,7 +37,7 @@ def test_what_is_still_open_counts_as_cancelled() -> None:
     assert (trace.outcome, trace.spans[0].outcome, trace.spans[0].done) == ("failed", "cancelled", None)
 
 
-def test_a_retry_gets_a_span_of_its_own() -> None:
+def test_retry_gets_its_own_span() -> None:
     recorder = TraceRecorder()
     recorder.begin("q", "", 0.0)
     for start, outcome in ((0.0, "failed"), (1.0, "done")):
@@ -72,7 +72,7 @@ def test_late_and_unknown_events_are_ignored() -> None:
     assert recorder.open_queries == ()
 
 
-def test_details_are_left_out_unless_asked_for() -> None:
+def test_details_are_recorded_only_on_request() -> None:
     for asked in (False, True):
         recorder = TraceRecorder(details=asked)
         recorder.begin("q", "", 0.0)
@@ -107,7 +107,7 @@ def many(recorder: TraceRecorder, query: str, count: int) -> QueryTrace:
     return trace
 
 
-def test_of_a_long_query_the_first_and_the_latest_are_kept() -> None:
+def test_long_query_keeps_its_first_and_latest_spans() -> None:
     trace = many(TraceRecorder(max_spans=10), "q", 1000)
     kept = [*range(5), *range(995, 1000)]
     assert [span.primitive for span in trace.spans] == [f"p{i}" for i in kept]
@@ -120,7 +120,7 @@ def test_of_a_long_query_the_first_and_the_latest_are_kept() -> None:
     assert "left out" not in format_summary(short)
 
 
-def test_what_an_open_query_holds_does_not_grow() -> None:
+def test_open_query_keeps_a_bounded_number_of_spans() -> None:
     recorder = TraceRecorder(max_spans=10)
     recorder.begin("q", "", 0.0)
     for i in range(1000):
@@ -133,7 +133,7 @@ def test_what_an_open_query_holds_does_not_grow() -> None:
     assert [span.done for name, span in query.order if name == "p0"] == [None, 2e3]
 
 
-def test_finished_traces_are_kept_as_far_as_their_spans_are_not_too_many() -> None:
+def test_finished_traces_are_limited_by_their_spans() -> None:
     recorder = TraceRecorder()
     for i in range(64):
         many(recorder, f"q{i}", 1000)
@@ -161,7 +161,7 @@ def test_drafted_tokens_are_counted_by_span_and_query() -> None:
     assert "9 accepted" in html_page([trace])
 
 
-def test_nothing_is_said_of_drafts_where_there_were_none() -> None:
+def test_summary_omits_drafts_if_there_were_none() -> None:
     recorder = TraceRecorder()
     recorder.begin("q", "", 0.0)
     recorder.queued("q", "a", 0.0, kind="DECODING", engine="llm")
@@ -170,7 +170,7 @@ def test_nothing_is_said_of_drafts_where_there_were_none() -> None:
     assert trace is not None and "drafts" not in format_summary(trace) and "drafted" not in html_page([trace])
 
 
-def test_a_tenants_traces_are_forgotten() -> None:
+def test_traces_of_a_tenant_are_forgotten() -> None:
     recorder = TraceRecorder(wall=None)
     for name, tenant in (("q1", "one"), ("q2", "two"), ("q3", "one")):
         recorder.begin(name, "", 0.0, tenant=tenant)

@@ -88,7 +88,7 @@ def with_plain_calls(draw: st.DrawFn) -> QueryTrace:
 
 
 @given(with_plain_calls())
-def test_the_critical_path_adds_up_whatever_a_trace_says(found: QueryTrace) -> None:
+def test_critical_path_adds_up_for_any_trace(found: QueryTrace) -> None:
     path = found.critical_path()
     assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
     assert sum(step.total for step in path) == pytest.approx(found.seconds)
@@ -96,7 +96,7 @@ def test_the_critical_path_adds_up_whatever_a_trace_says(found: QueryTrace) -> N
 
 
 @given(any_traces())
-def test_busy_counts_no_moment_twice(found: QueryTrace) -> None:
+def test_busy_time_counts_overlaps_once(found: QueryTrace) -> None:
     for engine in ("", "llm", "minilm"):
         each = [s.seconds for s in found.spans if s.engine == engine]
         assert max(each, default=0.0) - 1e-9 <= found.busy(engine) <= min(sum(each), found.seconds) + 1e-9
@@ -126,13 +126,13 @@ def test_critical_path_follows_the_parent_that_finished_last() -> None:
     ]
 
 
-def test_time_before_a_primitive_was_queued_is_idle_and_in_the_queue_is_waited() -> None:
+def test_time_before_queueing_is_idle_and_in_the_queue_is_waited() -> None:
     rows = (("a", "CALL", "", 0.0, 0.0, 1.0, ()), ("b", "EMBEDDING", "minilm", 1.5, 2.25, 3.0, ("a",)))
     step = trace("gap", rows, origin=0.0).critical_path()[1]
     assert (step.idle, step.waited, step.seconds) == (0.5, 0.75, 0.75)
 
 
-def test_a_streaming_parent_that_outlasts_its_child_did_not_hold_it_up() -> None:
+def test_streaming_parent_that_outlasts_its_child_is_not_its_cause() -> None:
     rows = (
         ("decode", "DECODING", "llm", 0.0, 0.0, 2.0, ()),
         ("early", "EMBEDDING", "minilm", 0.5, 0.5, 1.0, ("decode",)),
@@ -141,7 +141,7 @@ def test_a_streaming_parent_that_outlasts_its_child_did_not_hold_it_up() -> None
     assert [step.span.primitive for step in trace("stream", rows, tail=0.0).critical_path()] == ["decode", "last"]
 
 
-def test_what_the_plain_object_asked_for_before_the_pool_heard_of_its_parents_began_by_its_call() -> None:
+def test_late_parent_end_does_not_move_the_start_of_a_call() -> None:
     """The pool hears late that `a` has its text; by then the plain object, which waited for `a`, has asked for `c`."""
 
     def call(name: str, queued: float, done: float, *parents: str, engine: str = "own") -> Span:
@@ -161,7 +161,7 @@ def test_what_the_plain_object_asked_for_before_the_pool_heard_of_its_parents_be
     assert [step.total for step in path] == pytest.approx([4.0, 0.2, 1.8])
 
 
-def test_unused_work_that_ends_last_is_not_on_the_critical_path() -> None:
+def test_wasted_span_that_ends_last_is_not_on_critical_path() -> None:
     base = trace("plain", PLAIN)
     late = dataclasses.replace(base.spans[-1], primitive="guess", outcome="wasted", done=base.ended + 1, parents=())
     found = dataclasses.replace(base, spans=(*base.spans, late))
@@ -169,7 +169,7 @@ def test_unused_work_that_ends_last_is_not_on_the_critical_path() -> None:
     assert found.wasted() == (1, late.tokens)
 
 
-def test_work_that_never_began_is_not_wasted() -> None:
+def test_span_that_never_began_is_not_wasted() -> None:
     base = trace("plain", PLAIN)
     dropped = dataclasses.replace(base.spans[0], started=None, done=None, outcome="cancelled")
     assert dataclasses.replace(base, spans=(dropped,)).wasted() == (0, 0)
@@ -203,7 +203,7 @@ def test_an_empty_trace_has_no_path_and_no_figures() -> None:
     assert empty.view() == GraphView((), ())
 
 
-def test_view_falls_back_to_what_the_spans_tell() -> None:
+def test_view_falls_back_to_the_spans() -> None:
     found = dataclasses.replace(trace("plain", PLAIN), graph=None).view()
     assert [node[0] for node in found.nodes] == [row[0] for row in PLAIN]
     assert ("rerank", "answer.prefilling", "data") in found.edges

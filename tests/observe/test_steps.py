@@ -25,7 +25,7 @@ PROMPT = (PromptPart.var("text"),)
 
 
 @given(st.lists(st.integers(-1, 12), max_size=12))
-def test_each_step_stands_once_below_the_one_around_it(parents: list[int]) -> None:
+def test_each_step_is_listed_once_below_its_parent(parents: list[int]) -> None:
     """Whatever the parents: some are not kept, some come later, some are themselves."""
     steps = [Step(i, "node", str(i), float(i), parent=max(0, parent)) for i, parent in enumerate(parents, start=1)]
     found = nested(steps)
@@ -39,7 +39,7 @@ def test_each_step_stands_once_below_the_one_around_it(parents: list[int]) -> No
             assert places[step.id][1] == 0
 
 
-def test_of_many_steps_the_first_and_the_latest_are_kept() -> None:
+def test_first_and_latest_of_many_steps_are_kept() -> None:
     log = StepLog(max_steps=10)
     for number in range(30):
         log.end(log.begin("node", str(number), float(number), None, {}), number + 0.5, "done", {})
@@ -47,7 +47,7 @@ def test_of_many_steps_the_first_and_the_latest_are_kept() -> None:
     assert log.left_out == 20
 
 
-def test_steps_may_be_told_of_from_any_thread() -> None:
+def test_steps_may_be_recorded_from_any_thread() -> None:
     log, begin = StepLog(max_steps=10_000), threading.Barrier(8)
 
     def work(thread: int) -> None:
@@ -65,7 +65,7 @@ def test_steps_may_be_told_of_from_any_thread() -> None:
     assert all(outer[step.parent] == step.name.partition(".")[0] for step in found if step.kind == "tool")
 
 
-def test_what_ends_a_second_time_or_is_of_another_query_is_not_heard() -> None:
+def test_second_end_and_foreign_parent_of_a_step_are_ignored() -> None:
     log, other = StepLog(), StepLog()
     outer = other.begin("node", "elsewhere", 0.0, None, {})
     step = log.begin("tool", "t", 1.0, outer, {"early": True, "args": ["a", 1], "of": None})
@@ -127,7 +127,7 @@ async def _query() -> tuple[QueryTrace, QueryTrace]:
         return found[0], found[1]
 
 
-def test_primitives_know_the_steps_that_they_were_for() -> None:
+def test_primitives_are_assigned_to_their_steps() -> None:
     trace, inner = run_virtual(_query())
     names = {step.id: step.name for step in trace.steps} | {0: ""}
     assert [(step.kind, step.name, names[step.parent], step.outcome) for step in trace.steps] == [
@@ -148,7 +148,7 @@ def test_primitives_know_the_steps_that_they_were_for() -> None:
     assert "lookup" in timeline_text(trace)
 
 
-def test_a_step_costs_little() -> None:
+def test_recording_a_step_costs_little() -> None:
     """It is written down where it is told of: nothing waits for the pool's loop."""
 
     async def run() -> tuple[int, float]:

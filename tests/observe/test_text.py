@@ -14,7 +14,7 @@ from teola_plugin.observe.text import duration, shortened
 from .sample_traces import PLAIN, stepped, trace
 
 
-def test_a_timeline_reads_well() -> None:
+def test_timeline_shows_spans_as_bars() -> None:
     rows = (
         ("embed", "EMBEDDING", "minilm", 0.0, 0.25, 0.5, ()),
         ("lookahead", "SEARCHING", "store", 0.0, 0.0, 0.5, ()),
@@ -31,7 +31,7 @@ def test_a_timeline_reads_well() -> None:
     ]
 
 
-def test_steps_stand_above_the_primitives() -> None:
+def test_steps_are_listed_above_the_primitives() -> None:
     assert timeline_text(stepped(), 78).splitlines() == [
         "graph q-graph: done in 1.00 s",
         "primitive            engine     0                            1.00 s",
@@ -56,7 +56,7 @@ def test_steps_stand_above_the_primitives() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_no_line_is_wider_than_asked_and_bars_are_aligned(width: int) -> None:
+def test_lines_fit_the_width_and_bars_are_aligned(width: int) -> None:
     lines = timeline_text(trace(), width).splitlines()
     assert all(len(line) <= width for line in lines)
     bars = [line for line in lines if line.count("|") == 2]

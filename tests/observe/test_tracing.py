@@ -85,9 +85,7 @@ def by_name(exporter: InMemorySpanExporter, app: str = "farm") -> dict[str, Read
     return {s.name: s for s in spans if s.context.trace_id == root.context.trace_id}
 
 
-def test_a_query_is_a_span_with_its_primitives_below_it(
-    provider: TracerProvider, exporter: InMemorySpanExporter
-) -> None:
+def test_query_span_is_the_parent_of_its_primitives(provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
     plain, accelerated = ask(provider)
     assert plain == accelerated
     spans = by_name(exporter)
@@ -163,7 +161,7 @@ def test_opentelemetry_means_the_global_provider(
     assert "farm" in by_name(exporter)
 
 
-def test_models_are_named(provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
+def test_spans_name_their_models(provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
     engines = fake_engines()
     for engine in engines:
         engine.versions = lambda name=engine.name: {"model": f"{name}-model"}  # type: ignore[method-assign]
@@ -190,7 +188,7 @@ class Slow(SpanExporter):
         pass
 
 
-def test_a_slow_exporter_stops_nobody() -> None:
+def test_slow_exporter_does_not_block_queries() -> None:
     provider, slow = TracerProvider(), Slow()
     provider.add_span_processor(SimpleSpanProcessor(slow))
     with EnginePool.local(fake_engines(), tracing=provider) as pool:
@@ -203,7 +201,7 @@ def test_a_slow_exporter_stops_nobody() -> None:
     provider.shutdown()
 
 
-def test_a_provider_that_raises_is_told_of_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_provider_is_logged_and_does_not_fail_queries(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(TracerProvider):
         def get_tracer(self, *args: Any, **kwargs: Any) -> Any:
             raise OSError("no way out")
@@ -214,10 +212,10 @@ def test_a_provider_that_raises_is_told_of_and_stops_nobody(caplog: pytest.LogCa
     assert "could not be sent" in caplog.text and "no way out" in caplog.text
 
 
-def test_an_unknown_name_says_which_there_is() -> None:
+def test_unknown_tracing_name_raises_with_the_known_one() -> None:
     with pytest.raises(RegistrationError, match="opentelemetry"):
         EnginePool.local(fake_engines(), tracing="opentelemtry")
 
 
-def test_without_opentelemetry_the_error_says_what_to_install() -> None:
+def test_missing_opentelemetry_names_the_install_command() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)

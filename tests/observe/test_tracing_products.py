@@ -186,7 +186,7 @@ def phoenix(collector: Collector) -> Iterator[Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", APPS)
-def test_phoenix_gets_the_same_spans_and_ours(name: str, way: str, collector: Collector, phoenix: Any) -> None:
+def test_phoenix_gets_original_spans_and_the_plugins(name: str, way: str, collector: Collector, phoenix: Any) -> None:
     instrumentors = pytest.importorskip("openinference.instrumentation.langchain", reason="needs its package")
     instrumentor = instrumentors.LangChainInstrumentor()
     instrumentor.instrument(tracer_provider=phoenix, skip_dep_check=True)
@@ -226,7 +226,7 @@ class Echo(CustomLLM):
         raise NotImplementedError
 
 
-def test_phoenix_gets_the_same_spans_of_llamaindex(collector: Collector, phoenix: Any) -> None:
+def test_phoenix_gets_original_spans_of_llamaindex(collector: Collector, phoenix: Any) -> None:
     instrumentors = pytest.importorskip("openinference.instrumentation.llama_index", reason="needs its package")
     instrumentor = instrumentors.LlamaIndexInstrumentor()
     index = SummaryIndex.from_documents([Document(text=f"text {number}", id_=str(number)) for number in range(3)])
@@ -270,7 +270,7 @@ def test_a_single_trace_is_sent_below_the_current_span(collector: Collector, pho
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", APPS)
-def test_langfuse_gets_the_same_observations_and_ours(name: str, way: str, collector: Collector) -> None:
+def test_langfuse_gets_original_observations_and_the_plugins(name: str, way: str, collector: Collector) -> None:
     langfuse = pytest.importorskip("langfuse", reason="needs langfuse")
     from langfuse.langchain import CallbackHandler
     from opentelemetry.sdk.trace import TracerProvider
@@ -338,7 +338,7 @@ def run_shapes(runs: dict[str, dict[str, Any]]) -> Counter[Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", APPS)
-def test_langsmith_gets_the_same_runs_and_ours(name: str, way: str, collector: Collector) -> None:
+def test_langsmith_gets_original_runs_and_the_plugins(name: str, way: str, collector: Collector) -> None:
     from langchain_core.tracers import LangChainTracer
     from langsmith import Client
     from langsmith.run_helpers import trace as langsmith_trace

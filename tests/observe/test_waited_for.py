@@ -82,7 +82,7 @@ def watched(chain: Callable[[EnginePool], Chain], given: Any) -> tuple[QueryTrac
     return run_virtual(both())
 
 
-def test_plain_calls_one_after_the_other_are_all_waited_for() -> None:
+def test_sequential_calls_are_all_on_the_critical_path() -> None:
     """18 and 82 tokens at 0.35 ms, 16 written at 28.5 ms; two embeddings, of which the second waits for the first."""
     plain, _ = watched(lambda pool: documented.chain(pool) | RunnableLambda(think), documented.QUESTION)
     exactly(
@@ -102,7 +102,7 @@ def test_plain_calls_one_after_the_other_are_all_waited_for() -> None:
     assert [(s.tokens, s.written) for s in plain.spans if s.kind == "GENERATION"] == [(18, 16), (82, 16)]
 
 
-def test_an_accelerated_call_waits_for_what_is_left() -> None:
+def test_critical_path_of_accelerated_call_has_the_remaining_steps() -> None:
     _, fast = watched(lambda pool: documented.chain(pool) | RunnableLambda(think), documented.QUESTION)
     found = path(fast)
     assert list(found) == [
@@ -123,7 +123,7 @@ def test_an_accelerated_call_waits_for_what_is_left() -> None:
     assert fast.wasted() == (0, 0) and spans["model.prefilling.partial#0"].outcome == "done"
 
 
-def test_of_a_map_its_last_replica_is_waited_for() -> None:
+def test_critical_path_of_a_map_follows_its_last_copy() -> None:
     """And what let that begin, back to the begin of the query: a workflow has no code of its own around it."""
     each = Generation("one", "Do {item}.", max_tokens=4)
     flow = Generation("list", "{x}", items="lines", max_tokens=8) >> Map("all", over="list", flow=each)
@@ -143,7 +143,7 @@ def test_of_a_map_its_last_replica_is_waited_for() -> None:
     assert {name.split(".")[0] for name in found} == {"list", last.primitive.split("/")[0] + "/one"}
 
 
-def test_branches_are_waited_for_until_the_last() -> None:
+def test_critical_path_follows_the_slowest_branch() -> None:
     """A branch of two calls is slower than one of one call, though that takes longer than either."""
 
     def chain(pool: EnginePool) -> Chain:
@@ -239,7 +239,7 @@ def own_models(moments: Moments) -> Chain:
     return both.assign(b=asked("b.model", "b {q}", 0.2, moments)) | asked("model", "{a} {b}", 0.1, moments)
 
 
-def test_own_models_have_their_times_and_are_no_waste() -> None:
+def test_unbound_models_have_virtual_times_and_no_waste() -> None:
     async def traced() -> QueryTrace | None:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
             fast = accelerate(own_models(Moments()) | RunnableLambda(think), pool=pool)
@@ -263,7 +263,7 @@ def span_of(trace: QueryTrace, moments: Moments, name: str) -> Span:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_own_models_have_their_real_times(way: str) -> None:
+def test_unbound_models_have_their_real_times(way: str) -> None:
     """Against what they and the code after them saw themselves, in this very call."""
     moments = Moments()
 
@@ -290,7 +290,7 @@ def test_own_models_have_their_real_times(way: str) -> None:
     assert moments.took("sleeps") <= sum(code) and code[0] <= moments.ended("call") - moments.ended("model")
 
 
-def test_an_own_call_is_one_span_though_its_pool_has_not_heard_of_its_end() -> None:
+def test_unbound_call_is_one_span_if_its_end_is_late() -> None:
     """It was shown as a prefilling, without a decoding."""
     moments, hold = Moments(), threading.Event()
 
@@ -312,7 +312,7 @@ def test_an_own_call_is_one_span_though_its_pool_has_not_heard_of_its_end() -> N
     assert [span.kind for span in called] == ["GENERATION"] * 3 and not any(span.unused for span in called)
 
 
-def test_a_query_begins_when_it_is_asked_however_busy_its_pool_is() -> None:
+def test_query_begins_at_its_call_on_a_busy_pool() -> None:
     """What the answer waits for before the pool's own loop comes to it is in its trace."""
     with EnginePool.local(llm=FakeLLM()) as pool:
         model = ChatTeola(pool=pool, max_tokens=2)
@@ -326,7 +326,7 @@ def test_a_query_begins_when_it_is_asked_however_busy_its_pool_is() -> None:
     assert trace is not None and 0.29 <= trace.seconds <= took
 
 
-def test_a_query_ends_with_its_answer_however_busy_its_pool_is() -> None:
+def test_query_ends_with_its_answer_on_a_busy_pool() -> None:
     """So does the code of the plain object whose end the pool hears of late."""
     moments, hold = Moments(), threading.Event()
 
@@ -363,7 +363,7 @@ def test_a_query_ends_with_its_answer_however_busy_its_pool_is() -> None:
     assert all(span.done is None or span.done <= trace.ended for span in trace.spans)
 
 
-def test_an_own_call_that_was_made_for_nothing_is_waste() -> None:
+def test_unclaimed_model_call_counts_as_waste() -> None:
     """The plain object comes with something else than what was predicted."""
     one, other = asked("a", "a {q}", 0.1, Moments()), asked("b", "b {q}", 0.01, Moments())
     fast = accelerate(RunnablePassthrough.assign(a=one) | _fails | other, speculate="all")
@@ -381,7 +381,7 @@ def _fails(value: Any) -> Any:
 # ------------------------------------------------------------ answers that come whole
 
 
-def test_of_an_answer_that_comes_whole_no_prefilling_is_told() -> None:
+def test_whole_answer_has_no_prefilling_span() -> None:
     with openai_stub() as stub:
         engine = OpenAIServer(base_url=stub.base_url, api_key="k", prefix_caching=False, calibrate=False)
         one = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
@@ -420,7 +420,7 @@ def paused(seconds: float, moments: Moments, name: str) -> Callable[[], bool]:
     return over
 
 
-def test_an_agent_waits_for_its_model_its_tool_and_its_model() -> None:
+def test_critical_path_of_an_agent_has_model_tool_and_model() -> None:
     moments = Moments()
 
     @tool
@@ -455,7 +455,7 @@ class Comes(BaseCallbackHandler):
         self.come.set()
 
 
-def test_a_tool_that_ran_early_is_waited_for_from_its_call_on() -> None:
+def test_prefetched_tool_counts_from_its_call() -> None:
     """The model has written its call after 0.2 s, and writes 0.2 s more; the tool outlasts that."""
     moments, plain = Moments(), Comes()
 
@@ -500,7 +500,7 @@ def at_work(trace: QueryTrace) -> float:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_sub_questions_of_llamaindex_wait_for_three_generations(way: str) -> None:
+def test_sub_question_engine_waits_for_three_generations(way: str) -> None:
     """The questions, the slower of two answers, the last answer: each call is one span, whoever asked first."""
     kit = kits.pool_kit(scaled(rtx3090(), 0.3), kits.Sizes(8, 40))
     with kit.in_force():
@@ -515,7 +515,7 @@ def test_sub_questions_of_llamaindex_wait_for_three_generations(way: str) -> Non
     assert written == 60 + 3 * 24, "each answer once"
 
 
-def test_a_call_of_several_batches_ends_with_the_last_of_them() -> None:
+def test_call_of_several_batches_ends_with_the_last() -> None:
     texts = [f"lamb {number}" for number in range(300)]
     with EnginePool.local(fake_engines(rtx3090())) as pool:
         embeddings = TeolaEmbeddings(pool=pool)
