@@ -41,7 +41,7 @@ def no_loop() -> None:
     asyncio.set_event_loop(None)
 
 
-def test_these_are_the_files() -> None:
+def test_every_app_file_is_tested() -> None:
     files = {path.stem for path in (ROOT / "examples" / "apps").glob("*.py")}
     others = {"__init__", "engines", "llamaindex", "prompts", "runner", "uploads", "workflows"}
     assert files - others == set(NAMES)
@@ -55,7 +55,7 @@ def inputs(app: App, question: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_and_sources_are_those_of_the_plain_app(name: str, question: str, pool: EnginePool) -> None:
+def test_accelerated_apps_equal_the_original(name: str, question: str, pool: EnginePool) -> None:
     app = app_of(name)
     plain = app.make(pool, proxy="proxy")
     fast, given, told = accelerate(plain), inputs(app, question), []
@@ -69,7 +69,7 @@ def test_answers_and_sources_are_those_of_the_plain_app(name: str, question: str
 @pytest.mark.parametrize("question", QUESTIONS[:2])
 @pytest.mark.parametrize("name", llamaindex.FORMS)
 @pytest.mark.usefixtures("no_loop")
-def test_llamaindex_forms_answer_alike(name: str, question: str, pool: EnginePool) -> None:
+def test_accelerated_llamaindex_forms_equal_the_original(name: str, question: str, pool: EnginePool) -> None:
     app = llamaindex.app_of(name)
     plain = app.make(pool, proxy="proxy")
     fast, given, told = app.faster(plain), inputs(app, question), []
@@ -82,7 +82,7 @@ def test_llamaindex_forms_answer_alike(name: str, question: str, pool: EnginePoo
     assert not fast.engine.report().parts.at("original")
 
 
-def test_early_work_begins_in_each(pool: EnginePool) -> None:
+def test_partial_primitives_run_in_each_app(pool: EnginePool) -> None:
     """The search before the verdict, the embedding of the question before the upload is stored, prefixes."""
     for name in NAMES:
         fast = accelerate(app_of(name).make(pool, proxy="proxy"))
@@ -95,7 +95,7 @@ def test_early_work_begins_in_each(pool: EnginePool) -> None:
 
 
 @pytest.mark.parametrize("name", ["naive_rag", "advanced_rag", "contextual_retrieval"])
-def test_uploads_of_two_apps_do_not_meet(name: str, pool: EnginePool) -> None:
+def test_uploads_of_two_apps_are_separate(name: str, pool: EnginePool) -> None:
     app = app_of(name)
     mine, other = (app.make(pool, collection=collection) for collection in ("mine", "other"))
     document = {"question": "What do lambs eat?", "document": "Lambs eat oats. " * 200}
@@ -104,7 +104,7 @@ def test_uploads_of_two_apps_do_not_meet(name: str, pool: EnginePool) -> None:
     assert found and not any("lime" in source for source in found)
 
 
-def test_a_mail_is_sent_once_for_each_call(pool: EnginePool) -> None:
+def test_mail_tool_runs_once_for_each_call(pool: EnginePool) -> None:
     """Not read-only: never early, never twice, whatever runs ahead."""
     app, sent = app_of("agent"), 0
     fast = accelerate(app.make(pool, proxy="llm"))
@@ -118,7 +118,7 @@ def test_a_mail_is_sent_once_for_each_call(pool: EnginePool) -> None:
 
 
 @pytest.mark.usefixtures("no_loop")
-def test_a_llamaindex_form_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_llamaindex_form_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     llamaindex.main(["naive_rag", "--fakes", "0.02", "--compare"])
     printed = capsys.readouterr().out
     assert "same answer and sources: True" in printed and "[3] " in printed and "closed in" in printed
@@ -127,7 +127,7 @@ def test_a_llamaindex_form_runs_by_its_command(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", ["naive_rag", "search_engine"])
-def test_the_command_prints_answer_sources_and_trace(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_app_command_prints_answer_sources_and_trace(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(app_of(name), ["--fakes", "0.02", "--compare", "--question", "What does the with statement wrap?"])
     printed = capsys.readouterr().out
     assert "same answer and sources: True" in printed and "answer:   " in printed and "closed in" in printed
@@ -148,7 +148,7 @@ def test_workflows_answer_alike_with_and_without_passes(name: str, question: str
     assert found[0][1] or name == "agent" or (name == "search_engine" and result.outputs["found"] is None)
 
 
-def test_a_workflow_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workflow_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     result = workflows.run(["advanced_rag", "--fakes", "0.02"])
     printed = capsys.readouterr().out
     assert str(result.answer) in printed and "[3] " in printed and "done in" in printed and len(result.sources) == 3
@@ -156,12 +156,12 @@ def test_a_workflow_runs_by_its_command(capsys: pytest.CaptureFixture[str]) -> N
         workflows.run(["none", "--fakes"])
 
 
-def test_a_missing_upload_is_named() -> None:
+def test_missing_upload_is_reported() -> None:
     with pytest.raises(SystemExit, match="there is no file"):
         run(app_of("naive_rag"), ["--fakes", "0", "--document", "none.pdf"])
 
 
-def test_uploads_are_read(tmp_path: Path) -> None:
+def test_uploads_are_read_as_text(tmp_path: Path) -> None:
     text = tmp_path / "farm.txt"
     text.write_text("Lambs eat\noats.\n\n\nHay.")
     assert uploads.read(str(text)) == "Lambs eat oats.\n\nHay."
@@ -205,7 +205,7 @@ def pdf(text: str) -> bytes:
 @pytest.mark.vllm
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own for each (make test-all)")
 @pytest.mark.parametrize("name", NAMES)
-def test_on_real_engines(name: str) -> None:
+def test_apps_on_real_engines_equal_the_original(name: str) -> None:
     command = [sys.executable, "-m", f"examples.apps.{name}", "--compare"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -216,7 +216,7 @@ def test_on_real_engines(name: str) -> None:
 @pytest.mark.vllm
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own for each (make test-all)")
 @pytest.mark.parametrize("name", NAMES)
-def test_workflows_on_real_engines(name: str) -> None:
+def test_workflows_run_on_real_engines(name: str) -> None:
     command = [sys.executable, "-m", "examples.apps.workflows", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and "answer:   " in done.stdout and "done in" in done.stdout, done.stdout + done.stderr
@@ -226,7 +226,7 @@ def test_workflows_on_real_engines(name: str) -> None:
 @pytest.mark.vllm
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own for each (make test-all)")
 @pytest.mark.parametrize("name", llamaindex.FORMS)
-def test_llamaindex_forms_on_real_engines(name: str) -> None:
+def test_llamaindex_forms_on_real_engines_equal_the_original(name: str) -> None:
     command = [sys.executable, "-m", "examples.apps.llamaindex", name, "--compare"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

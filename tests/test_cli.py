@@ -19,27 +19,27 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.observe import QueryTrace, Span
 
 
-def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 2
     assert "COMMAND" in capsys.readouterr().err
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("teola-plugin ")
 
 
-def test_a_missing_document_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_document_is_reported_with_its_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["demo", "--docs", str(tmp_path / "lost.txt")]) == 2
     said = capsys.readouterr().err
     assert "lost.txt" in said and "--docs" in said
 
 
-def test_documents_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_documents_raise(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
     empty.write_text(" \n")
     binary.write_bytes(b"\xff\xfe\x00")
@@ -48,7 +48,7 @@ def test_documents_that_cannot_be_read(tmp_path: Path) -> None:
             documents.load_documents([str(path)])
 
 
-def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
+def test_documents_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
     for name in ("b.md", "a.txt", "picture.png"):
         (tmp_path / name).write_text(f"Ünïcode of {name}")
     assert [d.page_content for d in documents.load_documents([str(tmp_path)])] == [
@@ -57,14 +57,14 @@ def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_the_default_documents_flow() -> None:
+def test_default_document_has_unwrapped_paragraphs() -> None:
     loaded = documents.load_documents([])
     assert len(loaded) == len(documents.DEFAULT_TOPICS)
     assert 'optional "else" clause is executed if the control flow leaves' in loaded[0].page_content
     assert documents.join_lines("one\ntwo\n\n  three\n") == "one two\n\nthree"
 
 
-def test_only_what_a_warm_up_of_the_same_query_left_counts_as_cached() -> None:
+def test_only_tokens_warmed_by_the_same_query_count_as_cached() -> None:
     def span(primitive: str, kind: str, tokens: int, cached: int, done: float | None = 1.0) -> Span:
         return Span("q", "app", primitive, kind, queued=0.0, done=done, tokens=tokens, cached=cached)
 
@@ -82,7 +82,7 @@ def trace_of(spans: list[Span]) -> QueryTrace:
 @pytest.mark.vllm
 @pytest.mark.postgres
 @pytest.mark.models
-def test_a_whole_demo() -> None:
+def test_demo_command_reports_equal_answers() -> None:
     command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
@@ -117,7 +117,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_meant_is_told_of_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_reported_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(BAD[case])
     except SystemExit as ended:  # as argparse ends
@@ -128,7 +128,7 @@ def test_what_cannot_be_meant_is_told_of_in_one_line(case: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["--version"], ["calibrate", "pool.yaml"]])
-def test_nobody_reads_what_is_printed(words: list[str], tmp_path: Path) -> None:
+def test_closed_stdout_ends_the_command_without_traceback(words: list[str], tmp_path: Path) -> None:
     """`teola ... | true`: no traceback, and the status of a program that SIGPIPE has ended (argparse's own is 0)."""
     (tmp_path / "pool.yaml").write_text("engines: {llm: {kind: fake}}")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -152,7 +152,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setattr(command_line, "parser", lambda: argparse.Namespace(parse_args=lambda arguments: options))
 
 
-def test_a_package_that_a_command_needs_is_told_of_in_one_line(
+def test_missing_package_of_a_command_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs(monkeypatch, "teola_plugin.server.metrics")
@@ -163,7 +163,7 @@ def test_a_package_that_a_command_needs_is_told_of_in_one_line(
     )
 
 
-def test_a_package_that_code_of_the_user_needs_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_of_user_code_raises_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     runs(monkeypatch, "my_app")
     with pytest.raises(ModuleNotFoundError, match="prometheus_client_of_nobody"):
         main(["serve"])

@@ -150,7 +150,7 @@ def compared(capfd: pytest.CaptureFixture[str], *arguments: str, status: int = 0
 # ------------------------------------------------------------ whole runs
 
 
-def test_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = compared(capfd, f"{app}:pooled")
     assert found["equality"] == {
         "state": "equal",
@@ -168,14 +168,14 @@ def test_a_chain_on_a_pool(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert all(list(over) == [SYNC, ASYNC] for over in found["over_each_plain"].values())
 
 
-def test_a_graph_with_messages_in_its_state(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_graph_with_messages_compares_equal(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = compared(capfd, f"{app}:graphed")
     assert found["equality"]["state"] == "equal" and found["errors"] == []
     assert found["wasted"] == {"calls": 4, "primitives": 0, "tokens": 0, "median_tokens_per_call": 0}
     assert not any("expect no gain" in line for line in found["advice"])
 
 
-def test_the_frameworks_fake_model_as_a_report(app: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_fake_model_expects_no_gain(app: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", f"{app}:fake", "--inputs", "in.jsonl", "--repeats", "2", "--plot", "times.html"]
     assert main(command) == 0
     said = capsys.readouterr().out
@@ -185,13 +185,13 @@ def test_the_frameworks_fake_model_as_a_report(app: str, capsys: pytest.CaptureF
     assert "<svg" in Path("times.html").read_text() and "loaded" not in Path("times.html").read_text()
 
 
-def test_a_plain_object_that_changes_its_mind_proves_nothing(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nondeterministic_original_is_undecided(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = compared(capfd, f"{app}:in_turn")
     assert found["equality"]["state"] == "undecided"
     assert found["equality"]["inputs"][0]["detail"].startswith("plain, ")
 
 
-def test_an_accelerated_object_that_differs_is_status_1(
+def test_different_answer_exits_with_status_1(
     app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
@@ -206,7 +206,7 @@ def test_an_accelerated_object_that_differs_is_status_1(
     assert found["time_to_first_token_s"] == {}
 
 
-def test_an_object_that_works_one_way_only(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_object_with_only_async_calls_is_compared(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     found = compared(capfd, f"{app}:one_way", "--limit", "1")
     assert found["equality"]["state"] == "equal" and len(found["equality"]["inputs"]) == 1
     assert found["latency_s"][SYNC]["failed"] == 1 and found["latency_s"][SYNC]["median"] is None
@@ -214,7 +214,7 @@ def test_an_object_that_works_one_way_only(app: str, capfd: pytest.CaptureFixtur
     assert any("TypeError" in error for error in found["errors"])
 
 
-def test_from_a_shell_stdout_holds_the_json_alone(app: str, tmp_path: Path) -> None:
+def test_stdout_has_only_the_json(app: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "teola_plugin.cli.main", "compare", f"{app}:one_way", "--inputs", "in.jsonl"]
     ran = subprocess.run(
         [*command, "--repeats", "1", "--json"], capture_output=True, text=True, cwd=tmp_path, env=os.environ
@@ -232,7 +232,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("reply", ["", "n\n", "no\n"])
-def test_many_runs_are_not_made_unless_the_user_agrees(
+def test_many_runs_need_the_users_consent(
     app: str, reply: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(reply))
@@ -244,7 +244,7 @@ def test_many_runs_are_not_made_unless_the_user_agrees(
 
 
 @pytest.mark.parametrize(("reply", "arguments"), [("y\n", []), ("", ["--yes"])], ids=["agreed", "--yes"])
-def test_many_runs_are_made_if_the_user_agrees(
+def test_many_runs_start_after_consent(
     app: str, reply: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(reply))
@@ -252,7 +252,7 @@ def test_many_runs_are_made_if_the_user_agrees(
     assert "equal: every accelerated answer" in capsys.readouterr().out
 
 
-def test_as_many_runs_are_made_as_were_announced(
+def test_number_of_runs_equals_the_announced_number(
     app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, variants = CompareSession.run, list[str]()
@@ -283,7 +283,9 @@ def test_as_many_runs_are_made_as_were_announced(
         ("no_such_module:x", "No module named 'no_such_module'"),
     ],
 )
-def test_objects_that_cannot_be_had(app: str, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_object_that_cannot_be_loaded_is_reported(
+    app: str, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", name.format(app=app), "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
     assert said in error and "Next: " in error
@@ -299,7 +301,7 @@ def test_objects_that_cannot_be_had(app: str, name: str, said: str, capsys: pyte
         (None, "cannot read"),
     ],
 )
-def test_inputs_that_cannot_be_read(
+def test_unreadable_inputs_are_reported(
     app: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is None:
@@ -310,13 +312,15 @@ def test_inputs_that_cannot_be_read(
     assert said in capsys.readouterr().err
 
 
-def test_inputs_that_the_object_does_not_take(app: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_on_which_every_run_raises_are_reported(app: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("in.jsonl").write_text('{"query": 1}\n')
     assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
     assert "raised on every input; on line 1: KeyError" in capsys.readouterr().err
 
 
-def test_other_bad_options(app: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_compare_options_are_reported(
+    app: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = ["compare", f"{app}:fake", "--inputs", "in.jsonl"]
     assert main([*command, "--plot", "times.png"]) == 2
     assert main([*command, "--repeats", "1", "--plot", "no/such/folder.svg"]) == 2
@@ -329,7 +333,7 @@ def test_other_bad_options(app: str, capsys: pytest.CaptureFixture[str], monkeyp
     assert "TEOLA_DISABLE" in capsys.readouterr().err
 
 
-def test_what_can_be_named(app: str) -> None:
+def test_compare_loads_objects_by_name(app: str) -> None:
     fake = load(f"{app}:fake").plain
     assert load(f"{app}:Box.inside") == Target(fake)
     found = load(f"{app}:accelerated")
@@ -339,7 +343,7 @@ def test_what_can_be_named(app: str) -> None:
         load("json.nowhere:x")
 
 
-def test_inputs_keep_their_lines(tmp_path: Path) -> None:
+def test_inputs_keep_their_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('\ufeff"a"\n\n[1]\n{"k": "\u2028"}\n', encoding="utf-8")
     assert read_inputs(str(path)) == [InputLine(1, "a"), InputLine(3, [1]), InputLine(4, {"k": "\u2028"})]
@@ -353,7 +357,7 @@ def run(way: str, answer: Any, seconds: float = 1.0, raised: str = "", index: in
     return TimedRun(way, index, seconds, failure(ValueError(raised)) if raised else answer, raised)
 
 
-def test_verdicts() -> None:
+def test_equality_verdict_follows_the_answers() -> None:
     plain = [run(SYNC, "a"), run(ASYNC, "a"), run(CONTROL, "a")]
     assert compare_answers([*plain, run(FAST_SYNC, "a"), run(FAST_ASYNC, "a")]).state == "equal"
     assert compare_answers([*plain, run(FAST_SYNC, "b"), run(FAST_ASYNC, "a")]).state == "different"
@@ -368,7 +372,7 @@ def test_verdicts() -> None:
     assert compare_answers([*fails[:3], run(FAST_SYNC, "a"), fails[4]]).state == "different"
 
 
-def test_one_different_input_is_enough() -> None:
+def test_one_different_input_makes_the_verdict_different() -> None:
     runs = [run(way, "a", index=i) for i in (0, 1) for way in variants_of(streams=False)]
     runs[-1] = run(FAST_ASYNC, "b", index=1)
     found = equality_of_answers([InputLine(1, "x"), InputLine(5, "y")], runs)
@@ -376,7 +380,7 @@ def test_one_different_input_is_enough() -> None:
     assert [(row["line"], row["state"]) for row in found["inputs"]] == [(1, "equal"), (5, "different")]
 
 
-def test_quantiles() -> None:
+def test_quantiles_are_interpolated() -> None:
     tenths = [i / 10 for i in range(11)]
     assert [quantile(tenths, share) for share in (0.0, 0.5, 0.9, 1.0)] == [0.0, 0.5, 0.9, 1.0]
     assert quantile([1.0, 2.0], 0.5) == 1.5 and quantile([3.0], 0.99) == 3.0 and quantile([], 0.5) is None
@@ -388,7 +392,7 @@ def test_failed_runs_have_no_latency() -> None:
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 3])
-def test_everybody_comes_first_and_last_equally_often(inputs: int) -> None:
+def test_each_variant_runs_first_and_last_equally_often(inputs: int) -> None:
     chosen = variants_of(streams=True)
     repeats = 2 * len(chosen)
     found = list(run_schedule(inputs, repeats, chosen))
@@ -405,7 +409,7 @@ def paired(way: str, *seconds: float) -> list[TimedRun]:
     return [TimedRun(way, 0, one, "a", round=i) for i, one in enumerate(seconds)]
 
 
-def test_a_ratio_and_its_interval() -> None:
+def test_ratio_of_pairs_ignores_drift() -> None:
     """Of pairs: what drifts from round to round hits both, and does not count."""
     drift = [1.0, 2.0, 4.0, 8.0, 3.0, 5.0, 7.0, 6.0]
     runs = [*paired(SYNC, *drift), *paired(FAST_SYNC, *(one / 2 for one in drift))]
@@ -417,7 +421,7 @@ def test_a_ratio_and_its_interval() -> None:
     assert time_ratio(runs, SYNC, FAST_ASYNC) is None
 
 
-def test_what_cannot_be_told() -> None:
+def test_noisy_or_few_runs_give_no_verdict() -> None:
     """It printed 2.17 of an object without any gain: one cold run, or two."""
     even, cold = [1.0] * 8, [5.0, 4.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]
     for plain, fast in ((cold, even), (even, cold), (even, even), (cold[:5], even[:5]), ([3.0] * 5, [1.0] * 5)):
@@ -426,7 +430,7 @@ def test_what_cannot_be_told() -> None:
         assert found is not None and found.verdict() == "cannot tell", (plain, fast, found)
 
 
-def test_the_better_plain_way_counts_and_its_noise() -> None:
+def test_best_original_variant_and_its_noise_decide_the_verdict() -> None:
     slow, quick = [2.0] * 8, [1.0, 1.01] * 4
     runs = [*paired(SYNC, *slow), *paired(ASYNC, *quick), *paired(FAST_SYNC, *quick), *paired(FAST_ASYNC, *quick)]
     latency = {way: latency_figures(found) for way, found in group_by_variant(runs).items()}
@@ -439,7 +443,7 @@ def test_the_better_plain_way_counts_and_its_noise() -> None:
     assert best["verdict"] == "cannot tell", "the plain object differs as much from itself"
 
 
-def test_shares_of_the_time_and_waste() -> None:
+def test_report_has_shares_of_time_and_waste() -> None:
     def span(engine: str, begin: float, done: float, outcome: str = "done") -> Span:
         return Span(
             "q", "a", f"{engine}{begin}", "X", begin, begin, done=done, engine=engine, outcome=outcome, tokens=3
@@ -456,7 +460,7 @@ def test_shares_of_the_time_and_waste() -> None:
 # ------------------------------------------------------------ pictures
 
 
-def test_the_picture_in_the_terminal() -> None:
+def test_terminal_plot_shows_every_variant() -> None:
     runs = [*(run(SYNC, "a", s) for s in (1.0, 1.0, 3.0)), run(FAST_SYNC, "a", 1.0), run(ASYNC, "", 9.0, raised="x")]
     lines = latency_strips(runs, 20).splitlines()
     assert lines[0] == f"{SYNC:24}|█{' ' * 18}▄|"
@@ -466,7 +470,7 @@ def test_the_picture_in_the_terminal() -> None:
     assert "█" in latency_strips([run(SYNC, "a", 1.0)], 20)
 
 
-def test_the_picture_as_a_file(tmp_path: Path) -> None:
+def test_plot_file_is_valid_svg(tmp_path: Path) -> None:
     runs = [run(way, "a", 0.1 * (i + 1)) for i in range(4) for way in variants_of(streams=False)]
     path = tmp_path / "times.svg"
     write_plot(str(path), runs, "a <title> & more")
@@ -478,7 +482,7 @@ def test_the_picture_as_a_file(tmp_path: Path) -> None:
     ElementTree.parse(path)
 
 
-def test_a_stream_is_timed_to_its_first_chunk_that_says_something() -> None:
+def test_first_token_time_skips_empty_chunks() -> None:
     from langchain_core.messages import AIMessageChunk
     from langchain_core.runnables import RunnableGenerator
 

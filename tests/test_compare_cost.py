@@ -61,7 +61,7 @@ def facts_of(run: TimedRun) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
-def test_calls_and_tokens_are_those_that_the_server_received(app: App, server: FakeServer) -> None:
+def test_calls_and_tokens_equal_those_the_server_received(app: App, server: FakeServer) -> None:
     original = app.build(server.base_url)
     fast = accelerate(original)
     server.take_log()
@@ -79,7 +79,7 @@ def test_calls_and_tokens_are_those_that_the_server_received(app: App, server: F
                 assert facts["output_tokens"] >= len(requests), variant
 
 
-def test_prefetched_call_that_nobody_used_counts(server: FakeServer) -> None:
+def test_unclaimed_prefetched_call_counts_as_wasted(server: FakeServer) -> None:
     """The parser between the two calls raises, so the original never makes the second one."""
     ask, model = ChatPromptTemplate.from_template, chat_model(server.base_url)
     first = RunnablePassthrough.assign(a=ask("A of {x}") | model | JsonOutputParser())
@@ -114,7 +114,7 @@ def test_streamed_runs_count_their_calls_once(server: FakeServer) -> None:
     assert facts["input_tokens"] == prompt_tokens(request.body)
 
 
-def test_nothing_is_counted_after_the_comparison(server: FakeServer) -> None:
+def test_calls_after_the_comparison_are_not_counted(server: FakeServer) -> None:
     chain: Any = ChatPromptTemplate.from_template("A of {x}") | chat_model(server.base_url)
     with CompareSession(chain, accelerate(chain), None, entries_of(chain, "chain")) as session:
         run = session.run(SYNC, 0, {"x": "oats"})
@@ -158,7 +158,7 @@ def test_cost_is_the_mean_of_a_query() -> None:
     assert cost["accelerated"]["dollars"] == pytest.approx(0.0045)
 
 
-def test_without_prices_there_are_no_dollars() -> None:
+def test_cost_without_prices_has_no_dollars() -> None:
     assert cost_per_query([run_with(SYNC, 1, 1000, 100)])["plain"]["dollars"] is None
 
 
@@ -215,7 +215,7 @@ def test_report_has_tokens_and_dollars_of_a_query(module: str, capsys: pytest.Ca
     assert "accelerated     1.0 calls   1,000.0 tokens in     200.0 out   $0.000270" in printed
 
 
-def test_report_says_where_tokens_are_not_known(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_counts_calls_without_known_tokens(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments_for(f"{module}:silent"))
 
     printed = capsys.readouterr().out
@@ -269,7 +269,7 @@ def test_methods_are_not_wrapped_without_an_observer() -> None:
     assert observed(len) is len
 
 
-def test_observed_methods_give_what_they_gave(heard: Heard) -> None:
+def test_observed_methods_return_unchanged_results(heard: Heard) -> None:
     def chunks() -> Iterator[str]:
         yield from ("a", "b")
 
@@ -294,7 +294,7 @@ def test_observed_methods_give_what_they_gave(heard: Heard) -> None:
     assert [value for _, value in heard.values] == ["whole", "a", "b", "answer", "a", "b", "a", "b"]
 
 
-def test_methods_that_call_each_other_are_one_call(heard: Heard) -> None:
+def test_nested_method_calls_count_once(heard: Heard) -> None:
     def inner() -> Iterator[str]:
         yield from observed(lambda: ["nested"])()
 
@@ -303,7 +303,7 @@ def test_methods_that_call_each_other_are_one_call(heard: Heard) -> None:
     assert heard.calls == 2
 
 
-def test_stream_that_is_not_read_to_its_end_is_closed(heard: Heard) -> None:
+def test_partly_read_stream_is_closed(heard: Heard) -> None:
     closed = []
 
     def chunks() -> Iterator[str]:

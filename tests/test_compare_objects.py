@@ -184,7 +184,7 @@ TEXT, QUESTION = '"what do lambs eat?"', '{"question": "what do lambs eat?"}'
         ("asking", "graph", '{"question": "why?", "seen": []}', EVERY),
     ],
 )
-def test_every_kind_of_object(
+def test_every_kind_of_object_is_compared(
     app: str, capfd: pytest.CaptureFixture[str], name: str, kind: str, line: str, ways: list[str]
 ) -> None:
     inputs(line)
@@ -204,7 +204,9 @@ def test_every_kind_of_object(
         ("synthesizer", TEXT, 'it takes a query and texts: {"query"'),
     ],
 )
-def test_inputs_of_another_kind(app: str, capsys: pytest.CaptureFixture[str], name: str, line: str, said: str) -> None:
+def test_inputs_of_a_wrong_kind_are_reported(
+    app: str, capsys: pytest.CaptureFixture[str], name: str, line: str, said: str
+) -> None:
     inputs(line)
     assert main(["compare", f"{app}:{name}", "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
@@ -214,7 +216,7 @@ def test_inputs_of_another_kind(app: str, capsys: pytest.CaptureFixture[str], na
 # ------------------------------------------------------------ pools and bindings
 
 
-def test_what_the_module_says_of_accelerate(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_accelerate_arguments_of_the_module_are_used(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     inputs(QUESTION)
     assert next(iter(compared(capfd, f"{app}:paired")["where_the_time_went"])) == "llm"
     found = compared(capfd, f"{app}:fast")
@@ -222,7 +224,7 @@ def test_what_the_module_says_of_accelerate(app: str, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("pool", ["pool.yaml", "APP:engines"])
-def test_a_pool_and_a_binding(app: str, capfd: pytest.CaptureFixture[str], pool: str) -> None:
+def test_pool_and_binding_options_are_used(app: str, capfd: pytest.CaptureFixture[str], pool: str) -> None:
     """The fake engine says something else than the model: so it was asked."""
     inputs(QUESTION)
     Path("pool.yaml").write_text("engines:\n  llm:\n    kind: fake\n")
@@ -244,7 +246,7 @@ def test_a_pool_and_a_binding(app: str, capfd: pytest.CaptureFixture[str], pool:
         (["{app}:fast", "--pool", "{app}:engines"], "the object is accelerated already"),
     ],
 )
-def test_pools_and_bindings_that_cannot_be_had(
+def test_invalid_pool_or_binding_is_reported(
     app: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert main(["compare", *(one.format(app=app) for one in arguments), "--inputs", "in.jsonl"]) == 2
@@ -252,7 +254,9 @@ def test_pools_and_bindings_that_cannot_be_had(
     assert said in error and "Next: " in error and "Traceback" not in error
 
 
-def test_bindings_that_would_help(app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_suggests_useful_bindings(
+    app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs(QUESTION)
     with openai_stub() as stub:
         monkeypatch.setenv("STUB", stub.base_url)
@@ -272,7 +276,7 @@ def test_bindings_that_would_help(app: str, capfd: pytest.CaptureFixture[str], m
     assert all(line in said for line in lines) and "--engines auto tries it" in said
 
 
-def test_no_bindings_for_what_no_engine_serves(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_report_suggests_no_binding_without_an_engine(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert compared(capfd, f"{app}:engine")["bindings"] == []
     inputs(QUESTION)
     assert compared(capfd, f"{app}:own", "--no-stream")["bindings"] == []
@@ -281,7 +285,7 @@ def test_no_bindings_for_what_no_engine_serves(app: str, capfd: pytest.CaptureFi
 # ------------------------------------------------------------ what would spoil the figures
 
 
-def test_what_is_done_once_is_done_before_for_both(
+def test_one_time_costs_are_paid_before_the_timed_runs(
     app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said 2 and more here, whoever came first: the first call of each input takes 200 ms, all others none."""
@@ -298,7 +302,7 @@ def test_what_is_done_once_is_done_before_for_both(
     assert found["speedup"]["verdict"] == "cannot tell"
 
 
-def test_answers_that_the_app_keeps_are_forgotten_between_runs(app: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_response_cache_of_the_app_is_cleared_between_runs(app: str, capfd: pytest.CaptureFixture[str]) -> None:
     from langchain_core.globals import get_llm_cache, set_llm_cache
 
     inputs(QUESTION)
@@ -327,7 +331,7 @@ def test_answers_that_the_app_keeps_are_forgotten_between_runs(app: str, capfd: 
         [],
     ],
 )
-def test_what_cannot_be_meant_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     error = capsys.readouterr().err
@@ -336,7 +340,7 @@ def test_what_cannot_be_meant_is_one_line(arguments: list[str], capsys: pytest.C
 
 
 @pytest.mark.parametrize("command", ["doctor --quick", "compare APP:paired", "compare APP:paired --json", "--help"])
-def test_nobody_reads(app: str, command: str) -> None:
+def test_closed_stdout_ends_the_command_without_traceback(app: str, command: str) -> None:
     """`teola ... | head -1`: no traceback, and no status that means something else."""
     inputs(QUESTION)
     more = ["--inputs", "in.jsonl", "--repeats", "1", "--no-stream"] if command.startswith("compare") else []

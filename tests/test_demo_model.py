@@ -31,26 +31,26 @@ def test_the_data_depends_on_the_seed_alone() -> None:
     assert made(5) != made(6)
 
 
-def test_held_out_facts_are_about_other_names() -> None:
+def test_held_out_facts_use_other_names() -> None:
     trained, held = ({f.subject for p in facts.document(random.Random(s), 400) for f in p} for s in (1, evaluate.SEED))
     assert len(trained & held) < 0.02 * len(held)
 
 
 @pytest.mark.parametrize("document", [facts.document, facts.alike_document, facts.made_up_document])
-def test_every_fact_can_be_read_in_its_statement_and_in_its_answer(document: Callable[..., list[list[Fact]]]) -> None:
+def test_statement_and_answer_contain_every_fact(document: Callable[..., list[list[Fact]]]) -> None:
     for fact in (f for paragraph in document(random.Random(7), 60) for f in paragraph):
         assert fact.subject in fact.statement and fact.value in fact.statement
         assert fact.value in fact.answer[fact.answer.index(fact.subject) + len(fact.subject) :]
         assert all(fact.subject in question for question in fact.questions)
 
 
-def test_an_answer_stands_in_the_prompt_or_is_not_known() -> None:
+def test_answer_is_in_the_prompt_or_unknown() -> None:
     rng = random.Random(11)
     for example in (tasks.qa_facts(rng) for _ in range(200)):
         assert (example.key in example.user) and (bool(example.key) == (example.answer != tasks.UNKNOWN))
 
 
-def test_a_passage_holds_the_sentence_that_is_asked_for() -> None:
+def test_passage_contains_the_sentence_of_its_question() -> None:
     rng = random.Random(13)
     for found in (prose.passage(rng, 500) for _ in range(100)):
         assert found.sentence in found.text and found.question.endswith("?")
@@ -63,31 +63,31 @@ def test_no_handwritten_question_is_trained_on() -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.topic}-{asked.question[:20]}")
-def test_handwritten_answers_stand_in_their_passages(asked: object) -> None:
+def test_handwritten_answers_are_in_their_passages(asked: object) -> None:
     assert isinstance(asked, type(ASKED[0]))
     assert asked.expected in prose.topic(asked.topic)
     assert asked.expected in evaluate.passage_for(asked)
 
 
-def test_sizes() -> None:
+def test_bundled_models_stay_below_their_size_limits() -> None:
     assert sum(f.stat().st_size for f in bundled.llm_folder().iterdir()) < 25 * MB
     assert sum(f.stat().st_size for f in bundled.reranker_folder().iterdir()) < 15 * MB
 
 
-def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_bundled_model_raises_with_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bundled, "FOLDER", tmp_path)
     with pytest.raises(EngineUnavailable, match="demo-llm"):
         bundled.llm_folder()
 
 
 @pytest.mark.models
-def test_the_reranker_puts_the_passage_with_the_answer_first() -> None:
+def test_reranker_ranks_the_passage_with_the_answer_first() -> None:
     """Over 200 it is 0.98."""
     assert evaluate.reranked(bundled.reranker_folder(), 40) >= 0.9
 
 
 @pytest.mark.models
-def test_a_sample_of_the_language_models_scores() -> None:
+def test_language_model_scores_stay_above_their_limits() -> None:
     """Well below what `evaluate` gives over 200, so that a sample passes."""
     generate = evaluate.generator(bundled.llm_folder())
     judged, tools = evaluate.held_out(tasks.judge, 20), evaluate.held_out(tasks.tool_call, 20)
@@ -100,7 +100,7 @@ def test_a_sample_of_the_language_models_scores() -> None:
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own (make test-all)")
 @pytest.mark.vllm
 @pytest.mark.models
-async def test_vllm_and_transformers_say_the_same() -> None:
+async def test_vllm_and_transformers_answer_alike() -> None:
     from teola_plugin.engines.vllm import VllmEngine
 
     examples = evaluate.written(3) + evaluate.held_out(tasks.expand, 3) + evaluate.held_out(tasks.tool_call, 2)

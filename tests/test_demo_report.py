@@ -46,21 +46,21 @@ SOONER = trace(
 )
 
 
-def test_what_an_answer_waited_for_adds_up_to_its_time() -> None:
+def test_seconds_by_part_add_up_to_the_query_time() -> None:
     for one in (PLAIN, SOONER):
         assert sum(seconds_by_part(one).values()) == pytest.approx(one.seconds)
     assert seconds_by_part(PLAIN) == pytest.approx({INDEX: 1.0, ASK: 0.5, "rerank": 0.1, ANSWER: 0.4})
     assert seconds_by_part(SOONER) == pytest.approx({INDEX: 1.1, "rerank": 0.1, ANSWER: 0.3, REST: 0.05})
 
 
-def test_only_what_saved_something_is_told_the_most_first() -> None:
+def test_savings_are_listed_by_size_without_zeros() -> None:
     found = savings([PLAIN, PLAIN], [SOONER])
     assert list(found) == [SAVING_TEXTS[ASK], SAVING_TEXTS[ANSWER]]
     assert list(found.values()) == pytest.approx([0.5, 0.1])
     assert savings([PLAIN], [PLAIN]) == {}
 
 
-def test_storing_beside_embedding_is_told_only_where_that_was_done() -> None:
+def test_overlap_of_storing_and_embedding_is_listed_only_if_used() -> None:
     def run(embedded: str) -> QueryTrace:
         asked = span("queries.model.prefilling", "llm", 0.0, 0.2)
         return trace(span(embedded, "embedder", 0.0, 0.5, "EMBEDDING"), asked, ended=1.0)
@@ -90,7 +90,7 @@ def printed(report: Report, console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_the_report_is_short_and_has_its_parts() -> None:
+def test_report_is_short_and_complete() -> None:
     console = Console(file=io.StringIO(), width=200)
     lines = printed(Report(console=console), console)
     text = "\n".join(lines)
@@ -107,19 +107,19 @@ def test_the_report_is_short_and_has_its_parts() -> None:
     assert bars == [40, 20] * 3
 
 
-def test_a_different_answer_is_told_loudly() -> None:
+def test_different_answer_is_printed_in_capitals() -> None:
     console = Console(file=io.StringIO(), width=200)
     Report(console=console).result("one line", Found(1.0, 1.0, answers_equal=False), 1)
     assert "DIFFERENT ANSWERS" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_ratios_in_words() -> None:
+def test_speed_ratio_is_written_in_words() -> None:
     assert ratio_text(1.5, 1.0) == "1.50x faster"
     assert ratio_text(1.0, 1.25) == "1.25x slower"
     assert ratio_text(1.0, 1.01) == "as fast (0.99x)"
 
 
-def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
+def test_trace_page_shows_medians_of_the_runs(tmp_path: Path) -> None:
     """Not the last run: that was slow, once."""
 
     def runs(one: QueryTrace, *seconds: float) -> tuple[TracedRun, ...]:
@@ -133,7 +133,7 @@ def test_the_page_tells_the_medians_of_the_runs(tmp_path: Path) -> None:
     assert "9.00 s, the run" not in page and "2.10 s, the run nearest to the median of 3" in page
 
 
-def test_beside_an_engine_as_it_ships_that_is_the_plain_way() -> None:
+def test_stock_engine_is_the_baseline_of_the_speedup() -> None:
     found = speed_facts(2.0, 1.0, [3.0, 5.0, 4.0])
     assert found == {
         "plain_s": 4.0,
@@ -145,7 +145,7 @@ def test_beside_an_engine_as_it_ships_that_is_the_plain_way() -> None:
     assert speed_facts(2.0, 1.0, ()) == {"plain_s": 2.0, "accelerated_s": 1.0, "speedup": 2.0}
 
 
-def test_a_chain_is_run_on_the_engine_as_it_ships_as_often_and_from_the_same_state() -> None:
+def test_chain_runs_equally_often_on_the_stock_engine() -> None:
     prepared: list[str] = []
     with EnginePool.local(fake_engines()) as pool:
         shipped = PreparedChain(RunnableLambda(lambda given: f"{given}!"), lambda: prepared.append("shipped"))
@@ -158,7 +158,7 @@ def test_a_chain_is_run_on_the_engine_as_it_ships_as_often_and_from_the_same_sta
     assert not other.answers_equal
 
 
-def test_with_bindings_the_traces_of_the_original_show_the_engines() -> None:
+def test_traces_of_bound_original_show_the_engines() -> None:
     """They are what the bound and the savings are calculated from."""
     model = FakeListChatModel(responses=["That."])
     with EnginePool.local(fake_engines()) as pool:

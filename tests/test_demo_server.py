@@ -18,7 +18,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stock, "_PORT", free.getsockname()[1])
 
 
-def test_two_that_start_together_take_different_ports() -> None:
+def test_concurrent_demos_take_different_ports() -> None:
     with stock.reserved_port() as one:
         with stock.reserved_port() as other:
             assert one == stock._PORT != other
@@ -28,7 +28,7 @@ def test_two_that_start_together_take_different_ports() -> None:
         assert later == one
 
 
-def test_a_port_that_somebody_listens_on_is_left_to_them() -> None:
+def test_occupied_port_is_not_taken() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", stock._PORT))
         busy.listen()
@@ -36,9 +36,7 @@ def test_a_port_that_somebody_listens_on_is_left_to_them() -> None:
             assert port != stock._PORT
 
 
-def test_a_cache_that_cannot_be_written_costs_the_usual_port_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_selects_another_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with stock.reserved_port() as port:

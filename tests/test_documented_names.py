@@ -211,7 +211,7 @@ def test_files_in_commands_exist(document: str) -> None:
         ("`--nothing-like-it`", "--nothing-like-it"),
     ],
 )
-def test_commands_that_are_not_there_are_noticed(text: str, wrong: str) -> None:
+def test_unknown_commands_are_found(text: str, wrong: str) -> None:
     assert list(wrong_commands(text)) == [wrong]
 
 
@@ -229,18 +229,18 @@ def test_commands_that_are_not_there_are_noticed(text: str, wrong: str) -> None:
         ("`accelerate(app, nothing_like_that=3)`", "nothing_like_that="),
     ],
 )
-def test_names_that_are_not_there_are_noticed(text: str, wrong: str) -> None:
+def test_unknown_names_are_found(text: str, wrong: str) -> None:
     assert list(wrong_names(text)) == [wrong]
 
 
 @pytest.mark.parametrize(
     "setting", ["server: {nothing: 1}", "apps: {a: {object: 'x:y', nothing: 1}}", "engines: {a: {}}"]
 )
-def test_settings_that_are_not_there_are_noticed(setting: str) -> None:
+def test_unknown_settings_are_found(setting: str) -> None:
     assert len(list(wrong_settings(f"```yaml\n{setting}\n```"))) == 1
 
 
-def test_names_that_are_there_pass() -> None:
+def test_existing_names_pass() -> None:
     text = """`make demo`, `teola up pool.yaml --address 10.0.0.1:6379`, `EnginePool.from_yaml("pool.yaml")`,
 `--address`, `RunnableParallel`, `teola_plugin.observe.emit`, `speculate="all"`, `pool.traces`
 

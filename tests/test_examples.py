@@ -75,7 +75,7 @@ FURTHER: dict[str, Callable[[str, Path], None]] = {
 }
 
 
-def test_there_are_examples() -> None:
+def test_examples_with_further_checks_exist() -> None:
     assert {script.stem for script in EXAMPLES} >= FURTHER.keys()
 
 
@@ -95,7 +95,7 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
-def test_prints_what_it_says(script: Path, printed: Printed) -> None:
+def test_example_prints_its_documented_output(script: Path, printed: Printed) -> None:
     running, folder = printed[script]
     output = running.result(480)
     wanted, got = measured(expected(script)), measured(output)
@@ -104,13 +104,13 @@ def test_prints_what_it_says(script: Path, printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
-def test_is_short(script: Path) -> None:
+def test_example_has_at_most_80_lines(script: Path) -> None:
     assert len(script.read_text().splitlines()) <= 80
 
 
 @pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts a vLLM of its own (make test-all)")
-def test_rag_on_real_engines(tmp_path: Path) -> None:
+def test_rag_example_runs_on_real_engines(tmp_path: Path) -> None:
     script = next(one for one in EXAMPLES if one.stem == "02_langchain_rag")
     assert "same answer: True" in run(script, tmp_path, "--real")

@@ -152,7 +152,7 @@ require_modules("teola demo", [name.replace("-", "_") for name in PACKAGES], "de
 """Extra -> a program of a user who has it."""
 
 
-def test_every_extra_has_its_program() -> None:
+def test_every_extra_has_a_test_program() -> None:
     assert set(SNIPPETS) == EXTRAS
 
 
@@ -194,7 +194,7 @@ def install(wheel: Path, extras: str, python: str, folder: Path) -> str:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", sorted(SNIPPETS))
-def test_an_extra_brings_what_it_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
+def test_extra_installs_what_its_feature_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
     if not is_tried(extra):
         pytest.skip("make test-all, or TEOLA_TEST_EXTRAS")
     python = install(wheel, extra, sys.executable, tmp_path)

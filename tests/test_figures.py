@@ -62,14 +62,14 @@ def prose(document: str) -> str:
 
 
 @pytest.mark.parametrize("document", SENTENCES)
-def test_sentences_tell_what_was_measured(document: str) -> None:
+def test_figures_in_sentences_match_the_results(document: str) -> None:
     text = prose(document)
     for sentence in SENTENCES[document]:
         assert sentence.format(**FOUND, **DERIVED) in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_no_other_figure_is_told(document: str) -> None:
+def test_documents_contain_no_other_figures(document: str) -> None:
     text = prose(document)
     for sentence in SENTENCES.get(document, ()):
         text = text.replace(sentence.format(**FOUND, **DERIVED), " ")
@@ -77,7 +77,7 @@ def test_no_other_figure_is_told(document: str) -> None:
     assert sorted(set(left)) == sorted(GIVEN.get(document, {})), "make it a sentence of the results, or say whose it is"
 
 
-def test_every_result_has_its_command_and_its_machine() -> None:
+def test_every_result_has_its_command_and_environment() -> None:
     """docs/benchmarks.md names each file with its command, and the file its machine and its commit."""
     table = (ROOT / "docs" / "benchmarks.md").read_text()
     commands = (ROOT / "Makefile").read_text()
@@ -111,5 +111,5 @@ def test_answers_and_requests_were_equal_in_all_results() -> None:
     assert list(unequal(FOUND, "results")) == []
 
 
-def test_answer_that_differs_is_found() -> None:
+def test_different_answer_in_a_result_is_found() -> None:
     assert list(unequal({"cases": [{"answers_equal": False}]}, "results")) == ["results/cases/0/answers_equal"]

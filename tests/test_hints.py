@@ -222,11 +222,11 @@ def _wrong_call(called: str, given: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("hint", all_hints(), ids=lambda hint: hint.where)
-def test_what_a_hint_names_is_there(hint: Hint) -> None:
+def test_names_in_hints_exist(hint: Hint) -> None:
     assert not list(_wrong(hint.text)), hint.text
 
 
-def test_the_hints_are_found() -> None:
+def test_hints_of_the_sources_are_collected() -> None:
     assert len(all_hints()) > 150
     assert any("teola up" in hint.text for hint in all_hints())
     assert any("pip install '.[ray]'" in hint.text for hint in all_hints())
@@ -247,11 +247,11 @@ def test_the_hints_are_found() -> None:
         ("pass nothing_like_it=3", "nothing_like_it"),
     ],
 )
-def test_what_is_not_there_is_noticed(text: str, wrong: str) -> None:
+def test_unknown_name_in_a_hint_is_found(text: str, wrong: str) -> None:
     assert any(wrong in found for found in _wrong(text)), text
 
 
-def test_no_text_of_the_package_installs_it_by_name() -> None:
+def test_no_text_installs_the_package_by_name() -> None:
     found = [path for path in SOURCES if re.search(r"pip install '?teola", path.read_text())]
     documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert not found and not [path for path in documents if re.search(r"pip install '?teola", path.read_text())]

@@ -19,7 +19,7 @@ def test_no_circle_has_more_than_three_modules() -> None:
     assert not large, "\n".join(", ".join(sorted(circle)) for circle in large)
 
 
-def test_circles_are_found() -> None:
+def test_import_circles_are_detected() -> None:
     graph = grimp.ImportGraph()
     for line in ("a b", "b c", "c a", "a d", "d e", "e d", "f a"):
         importer, imported = line.split()

@@ -43,13 +43,13 @@ def test_every_package_is_listed(setuptools: dict[str, Any]) -> None:
     assert sorted(listed) == sorted(found_packages()), "repair [tool.setuptools] packages in pyproject.toml"
 
 
-def test_every_package_beside_the_main_one_is_mapped(setuptools: dict[str, Any]) -> None:
+def test_every_package_outside_the_main_one_is_mapped(setuptools: dict[str, Any]) -> None:
     outside = {name: where for name, where in found_packages().items() if not where.startswith("teola_plugin")}
     assert setuptools["package-dir"] == outside
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_links_lead_to_the_folders(name: str) -> None:
+def test_package_links_point_to_the_folders(name: str) -> None:
     link = ROOT / "teola_plugin" / name
     assert link.is_symlink(), f"restore it: ln -s ../{name} {link.relative_to(ROOT)}"
     assert os.readlink(link) == f"../{name}"
@@ -70,7 +70,7 @@ def elsewhere(code: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_the_folders_are_imported_by_their_full_names_only(tmp_path: Path) -> None:
+def test_folders_are_importable_by_full_name_only(tmp_path: Path) -> None:
     code = f"""
 import importlib, importlib.util
 for name in {OUTSIDE}:
@@ -91,7 +91,7 @@ print(*sorted(after - before - set(sys.stdlib_module_names)))
     assert elsewhere(code, tmp_path) == "teola_plugin"
 
 
-def test_engines_can_be_imported_without_what_they_run_on(tmp_path: Path) -> None:
+def test_importing_engines_loads_no_heavy_package(tmp_path: Path) -> None:
     code = f"""
 import importlib, pkgutil, sys, teola_plugin.engines as engines
 for found in pkgutil.walk_packages(engines.__path__, "teola_plugin.engines."):
@@ -102,17 +102,17 @@ print(*sorted(set({HEAVY}) & set(sys.modules)))
 
 
 @pytest.mark.parametrize("name", ["py.typed", "observe/page.css", "observe/page.js"])
-def test_data_files_are_found(name: str) -> None:
+def test_packaged_data_files_exist(name: str) -> None:
     assert resources.files("teola_plugin").joinpath(name).is_file()
 
 
-def test_licence_is_the_whole_apache_text() -> None:
+def test_licence_is_the_full_apache_text() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text and len(text) > 10_000
 
 
-def test_metadata_says_whose_it_is_and_for_which_python() -> None:
+def test_metadata_has_authors_and_python_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["authors"] == [{"name": "The teola-plugin authors"}]
     pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
@@ -120,6 +120,6 @@ def test_metadata_says_whose_it_is_and_for_which_python() -> None:
     assert project["requires-python"] == ">=3.11,<3.14"
 
 
-def test_security_page_tells_where_to_report_and_names_no_invented_address() -> None:
+def test_security_page_names_reporting_form_and_no_email() -> None:
     text = (ROOT / "SECURITY.md").read_text()
     assert "Report a vulnerability" in text and "@" not in text

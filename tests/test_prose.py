@@ -57,7 +57,7 @@ def test_documents_that_are_not_yet_clean_exist() -> None:
 
 @pytest.mark.parametrize("sentence", PLANTED)
 @pytest.mark.parametrize("before", ["", "A first sentence. ", "* ", "> "])
-def test_a_planted_sentence_in_a_document_is_named_with_its_line(repository: Path, sentence: str, before: str) -> None:
+def test_bad_sentence_in_a_document_is_reported_with_its_line(repository: Path, sentence: str, before: str) -> None:
     (repository / "README.md").write_text(f"# Title\n\nA paragraph.\n\n{before}{sentence}\n")
 
     [problem] = check.problems(repository)
@@ -90,7 +90,7 @@ def test_plain_sentences_questions_code_tables_and_headings_pass(repository: Pat
         'class Reason(Enum):\n    FIRST = "it runs in its place", "a line"',
     ],
 )
-def test_a_planted_message_or_hint_is_named_with_its_file(repository: Path, source: str) -> None:
+def test_bad_message_or_hint_is_reported_with_its_file(repository: Path, source: str) -> None:
     (repository / "server" / "module.py").write_text(f"{source}\n")
 
     problems = check.problems(repository)
@@ -109,13 +109,13 @@ def test_a_planted_message_or_hint_is_named_with_its_file(repository: Path, sour
         'raise ValueError("give no name. It is not needed")',
     ],
 )
-def test_other_texts_of_the_sources_are_not_read(repository: Path, source: str) -> None:
+def test_other_strings_of_sources_are_not_checked(repository: Path, source: str) -> None:
     (repository / "server" / "module.py").write_text(f"{source}\n")
 
     assert check.problems(repository) == []
 
 
-def test_the_messages_of_the_sources_are_found() -> None:
+def test_messages_of_the_sources_are_collected() -> None:
     texts = [passage.text for passage in check.message_passages(ROOT)]
 
     assert len(texts) > 1000
@@ -123,14 +123,14 @@ def test_the_messages_of_the_sources_are_found() -> None:
     assert "call its start(), or use it inside `code`" in texts
 
 
-def test_a_document_that_is_not_yet_clean_is_left_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_not_yet_clean_are_skipped(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "docs" / "page.md").write_text("What is sent early is taken later.\n")
     monkeypatch.setattr(check, "NOT_YET_CLEAN", ("docs/page.md",))
 
     assert check.problems(repository) == []
 
 
-def test_the_command_prints_what_is_wrong(
+def test_prose_command_prints_the_problems(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (repository / "docs" / "page.md").write_text("What is sent early is taken later.\n")

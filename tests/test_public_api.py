@@ -20,23 +20,23 @@ ERRORS = {
 }
 
 
-def test_all_is_sorted_and_complete() -> None:
+def test_public_names_are_sorted_and_complete() -> None:
     assert teola_plugin.__all__ == sorted(teola_plugin.__all__)
     assert set(teola_plugin.__all__) == {"accelerate", "uninstall", "EnginePool", "Price", "Workflow", *ERRORS}
 
 
 @pytest.mark.parametrize("name", teola_plugin.__all__)
-def test_every_name_is_there_and_documented(name: str) -> None:
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
     assert inspect.getdoc(getattr(teola_plugin, name))
     assert name in dir(teola_plugin)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="acelerate"):
         teola_plugin.acelerate  # noqa: B018
 
 
-def test_star_import() -> None:
+def test_star_import_brings_public_names() -> None:
     code = "from teola_plugin import *; accelerate, EnginePool, TeolaError"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -95,7 +95,7 @@ def test_public_imports_do_not_move(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["teola_plugin.engines", "teola_plugin.langchain", "teola_plugin.llamaindex"])
-def test_engines_and_objects_of_the_frameworks_come_from_one_module(module: str) -> None:
+def test_public_modules_export_exactly_their_names(module: str) -> None:
     found = importlib.import_module(module)
     assert found.__all__ == dir(found) == PUBLIC[module]
     with pytest.raises(AttributeError, match="Teola"):
@@ -110,7 +110,7 @@ def fields(kind: type[errors.TeolaError]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_survive_pickling_and_tell_the_next_step(name: str) -> None:
+def test_errors_survive_pickling_and_show_the_next_step(name: str) -> None:
     given = fields(ERRORS[name])
     made = ERRORS[name]("something is wrong.", **given)
     again = pickle.loads(pickle.dumps(made))
@@ -120,14 +120,14 @@ def test_errors_survive_pickling_and_tell_the_next_step(name: str) -> None:
     assert str(ERRORS[name]("alone.")) == "alone."
 
 
-def test_the_tree_in_the_docstring_names_every_error() -> None:
+def test_error_tree_in_the_docstring_is_complete() -> None:
     assert errors.__doc__ is not None
     drawn = {word for word in errors.__doc__.split() if word in ERRORS}
     assert drawn == set(ERRORS)
     assert all(issubclass(one, errors.TeolaError) for one in ERRORS.values())
 
 
-def test_unknown_names_are_answered_with_the_nearest() -> None:
+def test_unknown_name_error_suggests_the_nearest() -> None:
     error = errors.unknown_name("engine", "lm", ["llm", "store"])
     assert str(error) == "unknown engine 'lm'; known: llm, store. Next: did you mean 'llm'?"
 
@@ -139,32 +139,28 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     ("module", "package"),
     [("yaml", "PyYAML"), ("llama_index.core", "llama-index-core"), ("prometheus_client.core", "prometheus-client")],
 )
-def test_a_missing_package_is_named_as_one_installs_it(module: str, package: str) -> None:
+def test_missing_package_error_uses_the_install_name(module: str, package: str) -> None:
     error = errors.missing_package("`teola serve`", module, "server")
     assert error.message == f"`teola serve` needs {package}, which is not installed."
     assert error.hint == errors.extra("server")
     assert isinstance(error, ImportError) and error.name == module
 
 
-def test_the_first_module_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_missing_module_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "not_here", None)
     errors.require_modules("it", ("json", "email.message"), "server")
     with pytest.raises(errors.MissingPackage, match="it needs not-here"):
         errors.require_modules("it", ("json", "not_here.part", "nor_here"), "server")
 
 
-def test_a_folder_that_is_called_like_a_package_is_not_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_named_like_a_package_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder_like_a_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.MissingPackage, match="folder-like-a-package"):
         errors.require_modules("it", ("folder_like_a_package",), "server")
 
 
-def test_a_public_name_whose_module_needs_a_missing_package_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_name_with_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needs_much.py").write_text("import not_here_at_all\nname = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     get, _ = lazy("public", {"name": "needs_much"}, "openai")

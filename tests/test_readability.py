@@ -40,7 +40,7 @@ BROKEN = {
 }
 
 
-def test_our_sources_pass() -> None:
+def test_sources_pass_the_readability_check() -> None:
     assert check.problems(ROOT) == []
 
 
@@ -49,7 +49,7 @@ def test_sources_of_six_modules_without_any_finding_pass(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("measure", BROKEN)
-def test_a_sample_that_breaks_a_measure_is_named_with_file_and_line(tmp_path: Path, measure: str) -> None:
+def test_bad_sample_is_reported_with_file_and_line(tmp_path: Path, measure: str) -> None:
     title, *places = check.problems(write(tmp_path, **BROKEN[measure]))
     assert title.startswith(f"{measure}: ")
     assert places[0].startswith("  server/broken.py:")
@@ -62,14 +62,14 @@ def test_the_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert check.problems(root) == ["files: 2 in all packages; at most 1"]
 
 
-def test_a_package_behind_a_link_counts_once(tmp_path: Path) -> None:
+def test_package_behind_a_link_is_counted_once(tmp_path: Path) -> None:
     root = write(tmp_path, one=LONG_FUNCTION)
     (root / "teola_plugin").mkdir()
     (root / "teola_plugin" / "server").symlink_to(root / "server")
     assert [path.name for path in check.python_files(root)] == ["one.py"]
 
 
-def test_every_kind_of_name_counts() -> None:
+def test_every_kind_of_name_is_checked() -> None:
     source = """
 class Held:
     def told(self, asked, *given, **made):
@@ -85,7 +85,7 @@ class Held:
     assert names == {"Held", "told", "asked", "given", "made", "kept", "why", "ended"}
 
 
-def test_the_command_prints_what_is_above_a_limit(
+def test_command_prints_measures_above_their_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = write(tmp_path, **BROKEN["vague names"])

@@ -159,7 +159,7 @@ def test_the_page_of_errors_shows_messages_with_hints() -> None:
     assert "| 401 | `invalid_api_key` |" in page
 
 
-def test_the_reference_stands_in_the_navigation() -> None:
+def test_reference_pages_are_in_the_navigation() -> None:
     text = yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
 
     for page in ("reference-settings.md", "reference-http.md", "reference-metrics.md", "reference/errors.md"):

@@ -50,7 +50,7 @@ def test_a_headline_of_this_code_passes(checkout: Path) -> None:
     assert problems_of({"commit": measured, "load_1m": 0.8}) == ""
 
 
-def test_a_headline_of_other_code_is_a_problem(checkout: Path) -> None:
+def test_headline_measured_on_other_code_is_a_problem(checkout: Path) -> None:
     measured = git(checkout, "rev-parse", "--short", "HEAD")
     (checkout / "adapters" / "one.py").write_text("ONE = 2\n")
     commit(checkout)
@@ -75,13 +75,13 @@ def test_a_headline_without_its_conditions_is_a_problem(
     assert problem in problems_of(environment)
 
 
-def test_a_load_after_the_run_is_not_the_one_before(checkout: Path) -> None:
+def test_load_after_the_run_is_no_condition(checkout: Path) -> None:
     measured = git(checkout, "rev-parse", "--short", "HEAD")
     page = PAGE.replace("before the run", "after the run")
     assert "does not state the load" in problems_of({"commit": measured, "load_1m": 0.8}, page)
 
 
-def test_changes_that_are_not_committed_are_named(checkout: Path) -> None:
+def test_uncommitted_changes_are_found(checkout: Path) -> None:
     (checkout / "adapters" / "one.py").write_text("ONE = 2\n")
     assert release._git("status", "--porcelain") == " M adapters/one.py"
 
@@ -89,11 +89,11 @@ def test_changes_that_are_not_committed_are_named(checkout: Path) -> None:
 # ------------------------------------------------------------ this repository
 
 
-def test_a_result_that_says_it_has_no_changes_has_none_of_the_release() -> None:
+def test_measured_code_is_a_subset_of_the_released_code() -> None:
     assert set(MEASURED_CODE) <= set(release.MEASURED)
 
 
-def test_the_version_is_the_same_everywhere_and_dated() -> None:
+def test_version_is_consistent_and_dated() -> None:
     assert list(release.version_problems()) == []
 
 
@@ -114,7 +114,7 @@ def test_a_release_needs_the_address_of_its_page() -> None:
     assert not any("SOURCE_URL" in problem for problem in release.problems("https://example.org/it"))
 
 
-def test_all_addresses_of_the_metadata_are_made_of_one_placeholder() -> None:
+def test_all_metadata_addresses_use_one_placeholder() -> None:
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)
     assert all(url.startswith(release.PLACEHOLDER) for url in urls.values())

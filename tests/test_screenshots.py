@@ -34,7 +34,7 @@ def size(picture: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_every_picture_is_there_and_small(screenshots: Any) -> None:
+def test_every_screenshot_exists_and_is_small(screenshots: Any) -> None:
     for name, shapes in screenshots.SHAPES.items():
         for scheme, shape in shapes.items():
             picture = IMAGES / f"{name}-{scheme}.png"
@@ -42,7 +42,7 @@ def test_every_picture_is_there_and_small(screenshots: Any) -> None:
             assert picture.stat().st_size < LARGEST
 
 
-def test_without_a_browser_it_says_how_to_get_one(
+def test_missing_browser_names_the_install_command(
     screenshots: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -53,13 +53,13 @@ def test_without_a_browser_it_says_how_to_get_one(
     assert not (tmp_path / "images").exists()
 
 
-def test_what_the_demo_prints_is_shown_as_it_is(screenshots: Any, tmp_path: Path) -> None:
+def test_demo_output_is_rendered_unchanged(screenshots: Any, tmp_path: Path) -> None:
     page = screenshots.terminal(tmp_path, "$ teola demo\n  plain       ██ 1 < 2 s\n  1.50x faster, same answer\n")
     text = page.read_text()
     assert '<span class="plain">██</span> 1 &lt; 2 s' in text and "<b>  1.50x faster, same answer</b>" in text
 
 
-def test_a_page_light_dark_and_on_a_phone(screenshots: Any, tmp_path: Path) -> None:
+def test_screenshots_are_taken_light_dark_and_for_phones(screenshots: Any, tmp_path: Path) -> None:
     chromium = screenshots.browser()
     if chromium is None:
         pytest.skip(screenshots.MISSING)
@@ -72,6 +72,6 @@ def test_a_page_light_dark_and_on_a_phone(screenshots: Any, tmp_path: Path) -> N
     assert made["light"].read_bytes() != made["dark"].read_bytes(), "the page is asked for its colour scheme"
 
 
-def test_every_picture_stands_in_a_document(screenshots: Any) -> None:
+def test_every_screenshot_is_used_in_a_document(screenshots: Any) -> None:
     text = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     assert [path.name for path in IMAGES.glob("*.png") if f"images/{path.name}" not in text] == []

@@ -63,7 +63,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
     return found
 
 
-def test_one_run_for_each_rate_way_and_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_rate_way_and_seed_is_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = simulated(
         capsys, "--app", f"desk={HERE}:chain", "--rate", "1,2", "--queries", "4", "--seeds", "2", "--arrivals", "bursty"
     )
@@ -73,12 +73,12 @@ def test_one_run_for_each_rate_way_and_seed(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.long
-def test_side_by_side_it_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parallel_workers_give_the_same_runs(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--app", f"{HERE}:chain", "--rate", "3", "--queries", "5")
     assert simulated(capsys, *arguments)["runs"] == simulated(capsys, *arguments, "--workers", "2")["runs"]
 
 
-def test_a_trace_and_two_apps(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_two_apps_run_by_a_trace_of_arrivals(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     lines = [
         {"at": 0, "app": "a", "input_tokens": 20, "output_tokens": 4},
         {"at": 1, "app": "b", "input": {"query": "why?", "nodes": ["Lambs eat grass."]}},
@@ -92,7 +92,7 @@ def test_a_trace_and_two_apps(capsys: pytest.CaptureFixture[str], folder: Path) 
     assert set(run["apps"]) == {"a", "b"}
 
 
-def test_inputs_by_popularity(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_inputs_are_drawn_by_popularity(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "in.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
     found = simulated(capsys, "--app", f"{HERE}:chain", "--inputs", "in.jsonl", "--popularity", "1", "--queries", "3")
     assert len(found["runs"]) == 2
@@ -114,7 +114,7 @@ def test_inputs_by_popularity(capsys: pytest.CaptureFixture[str], folder: Path) 
         (["--app", f"{HERE}:chain", "--machine", "cray"], "no machine 'cray'"),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_to_do(
+def test_invalid_input_is_reported_in_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "pool.yaml", *arguments]) == 2
@@ -123,14 +123,14 @@ def test_bad_input_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "x", "1,,2", "nan"])
-def test_a_bad_rate(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_rate_is_reported(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "pool.yaml", "--app", "a:b", "--rate", rate])
     assert ended.value.code == 2
     assert "above 0" in capsys.readouterr().err
 
 
-def test_failed_queries_show_in_the_status(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_failed_queries_exit_with_status_1(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "in.jsonl").write_text('{"other": "one"}\n')
     assert main(["simulate", "pool.yaml", "--app", f"{HERE}:chain", "--inputs", "in.jsonl", "--queries", "2"]) == 1
     assert "failed: KeyError" in capsys.readouterr().out

@@ -42,11 +42,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return made
 
 
-def test_what_users_write_is_accepted(found: dict[str, list[str]]) -> None:
+def test_valid_user_code_type_checks(found: dict[str, list[str]]) -> None:
     assert [line for name, lines in found.items() if name != REFUSED.name for line in lines] == []
 
 
-def test_what_is_wrong_is_refused_where_it_stands(found: dict[str, list[str]]) -> None:
+def test_wrong_user_code_fails_on_the_marked_lines(found: dict[str, list[str]]) -> None:
     lines = REFUSED.read_text().splitlines()
     wanted = {(at, mark[1]) for at, line in enumerate(lines, 1) if (mark := re.search(r"# refused: ([\w-]+)$", line))}
     told = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in found[REFUSED.name])

@@ -178,7 +178,7 @@ def own_tests(upstream: Any, kind: str, excluded: dict[str, dict[str, str]] | No
     return upstream.Tests(suite, suite.home, Path(sys.executable))
 
 
-def test_every_suite_is_of_a_locked_package_and_its_modes_exist(upstream: Any) -> None:
+def test_every_suite_has_a_locked_package_and_known_modes(upstream: Any) -> None:
     kinds = importlib.import_module("upstream_plugin").KINDS
     for suite in upstream.SUITES:
         assert suite.version
@@ -186,13 +186,13 @@ def test_every_suite_is_of_a_locked_package_and_its_modes_exist(upstream: Any) -
         assert suite.kind in upstream.WORDS
 
 
-def test_nothing_is_routed_without_a_mode(upstream: Any) -> None:
+def test_no_test_is_routed_without_a_mode(upstream: Any) -> None:
     ran = own_tests(upstream, "graphs").run("", ["test_graphs.py"])
     assert ran.count() == "7 passed, 1 xfailed"
     assert not ran.calls
 
 
-def test_whatever_makes_a_graph_makes_an_accelerated_one(upstream: Any) -> None:
+def test_every_way_to_create_a_graph_is_routed(upstream: Any) -> None:
     ran = own_tests(upstream, "graphs").run("default", ["test_graphs.py"])
     assert ran.count() == "1 failed, 6 passed, 1 xfailed"
     assert ran.outcomes["test_graphs.py::test_plain"] == "failed"
@@ -206,26 +206,26 @@ def test_whatever_makes_a_graph_makes_an_accelerated_one(upstream: Any) -> None:
     }
 
 
-def test_with_a_pool_a_call_begins_one_query_whatever_it_holds(upstream: Any) -> None:
+def test_call_of_nested_graphs_begins_one_query(upstream: Any) -> None:
     ran = own_tests(upstream, "graphs").run("pool", ["test_graphs.py"])
     calls = ran.calls["test_graphs.py::test_graph_in_a_graph"]
     assert {**calls, "part": 0} == {"graph": 2, "call": 2, "query": 1, "node": 4, "part": 0}
     assert calls["part"]
 
 
-def test_behind_a_model_stands_an_engine_whose_work_is_of_use(upstream: Any) -> None:
+def test_models_mode_serves_models_by_an_engine(upstream: Any) -> None:
     ran = own_tests(upstream, "graphs").run("models", ["test_models.py"])
     assert ran.count() == "1 passed"
     calls = ran.calls["test_models.py::test_asked"]
     assert calls["asked"] == 2 and calls["used"] >= 4, "a prefilling and a decoding for each model"
 
 
-def test_chains_are_routed_where_they_are_called(upstream: Any) -> None:
+def test_chains_are_routed_at_their_call(upstream: Any) -> None:
     ran = own_tests(upstream, "chains").run("default", ["test_chains.py"])
     assert [sum(calls.values()) for calls in ran.calls.values()] == [1]
 
 
-def test_what_a_test_makes_is_replaced_where_the_test_holds_it(upstream: Any) -> None:
+def test_objects_created_by_a_test_are_replaced_in_it(upstream: Any) -> None:
     result = own_tests(upstream, "objects").run("default", ["test_objects.py"])
     failed = [test.partition("::")[2] for test, outcome in result.outcomes.items() if outcome == "failed"]
     assert failed == ["test_model"]
@@ -271,7 +271,7 @@ def test_tests_of_a_checkout_are_copied_without_the_package(upstream: Any, tmp_p
 
 
 @pytest.mark.parametrize(("suite", "verb"), [("llama-index-core", "needs"), ("langgraph", "takes no")])
-def test_suite_and_checkout_have_to_fit(
+def test_suite_and_checkout_must_match(
     upstream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suite: str, verb: str
 ) -> None:
     checkout = ["--checkout", "."] if verb == "takes no" else []
@@ -281,7 +281,7 @@ def test_suite_and_checkout_have_to_fit(
     assert f"{suite} {verb} --checkout" in capsys.readouterr().err
 
 
-def test_a_difference_fails_unless_it_is_declared(upstream: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undeclared_difference_fails(upstream: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def compared(excluded: dict[str, str]) -> bool:
         tests = own_tests(upstream, "graphs", {"default": excluded})
         plain = tests.run("", ["test_graphs.py"])
@@ -295,13 +295,13 @@ def test_a_difference_fails_unless_it_is_declared(upstream: Any, capsys: pytest.
     assert "excluded, since it asks whether it is plain: test_plain" in capsys.readouterr().out
 
 
-def test_a_test_is_excluded_with_all_its_parameters_or_with_some(upstream: Any) -> None:
+def test_is_excluded_by_name_or_by_parameters(upstream: Any) -> None:
     assert upstream.names_of("tests/test_a.py::TestB::test_c[x::y-1]") == ("test_c", "test_c[x::y-1]")
     assert upstream.names_of("tests/test_a.py::test_c") == ("test_c", "test_c")
 
 
 @pytest.mark.parametrize("route", ["graphs:sideways", "trees:default"])
-def test_an_unknown_route_is_named(upstream: Any, tmp_path: Path, route: str) -> None:
+def test_unknown_route_is_reported(upstream: Any, tmp_path: Path, route: str) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "upstream_plugin", f"--teola-route={route}"]
     env = {"PYTHONPATH": str(ROOT / "tools"), "PATH": ""}
     ran = subprocess.run(command, cwd=tmp_path / "own", env=env, capture_output=True, text=True)

@@ -135,13 +135,13 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     assert there == wanted
 
 
-def test_an_example_runs(wheel: Path, tmp_path: Path) -> None:
+def test_example_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "langchain", wheel, "langchain")
     shutil.copy(ROOT / "examples" / "01_no_gpu.py", tmp_path)
     assert re.search(r"same answer, 1\.\d\d times sooner", run([str(python), "01_no_gpu.py"], tmp_path))
 
 
-def test_whoever_has_llamaindex_needs_no_langchain(wheel: Path, tmp_path: Path) -> None:
+def test_llamaindex_example_needs_no_langchain(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "llamaindex", wheel, "llamaindex")
     example = (ROOT / "examples" / "07_llamaindex_rag.py").read_text()
     (tmp_path / "rag.py").write_text(example.replace("rtx3090()", ""))  # engines that take next to no time
@@ -175,7 +175,7 @@ def ask(engine: BaseQueryEngine) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not LONG, reason="mypy reads each framework anew (make test-all)")
 @pytest.mark.parametrize("extra", ALONE)
-def test_whoever_has_one_framework_has_its_types(wheel: Path, tmp_path: Path, extra: str) -> None:
+def test_single_framework_install_has_its_types(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = environment(tmp_path / extra, wheel, extra)
     (tmp_path / "app.py").write_text(ALONE[extra].lstrip())
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "app.py"]
@@ -184,23 +184,23 @@ def test_whoever_has_one_framework_has_its_types(wheel: Path, tmp_path: Path, ex
     assert len(errors) == 1 and errors[0].startswith(f"app.py:{ALONE[extra].count(chr(10)) - 1}:"), done.stdout
 
 
-def test_traces_become_a_page(bare: Path, tmp_path: Path) -> None:
+def test_trace_page_is_rendered_on_the_base_install(bare: Path, tmp_path: Path) -> None:
     """Style and script of the page are files of the package."""
     code = "from teola_plugin.observe import QueryTrace, html_page; print(html_page([QueryTrace('q', 'a', 0.0, 1.0)]))"
     assert "<script" in run([str(bare), "-c", code], tmp_path)
 
 
-def test_the_bundled_models_come_along(bare: Path, tmp_path: Path) -> None:
+def test_bundled_models_are_installed(bare: Path, tmp_path: Path) -> None:
     code = "from teola_plugin.engines.bundled.files import llm_folder; print(llm_folder())"
     folder = Path(run([str(bare), "-c", code], tmp_path).strip())
     assert folder.is_relative_to(bare.parents[1])
 
 
-def test_the_base_alone_has_its_command(bare: Path, tmp_path: Path) -> None:
+def test_base_install_has_the_teola_command(bare: Path, tmp_path: Path) -> None:
     assert "compare" in run([str(bare.parent / "teola"), "--help"], tmp_path)
 
 
-def test_modules_of_the_base_need_nothing_else(bare: Path, tmp_path: Path) -> None:
+def test_base_modules_import_without_extras(bare: Path, tmp_path: Path) -> None:
     """vLLM's scheduler is loaded by vLLM alone."""
     assert int(run([str(bare), "-I", "-c", EVERY_MODULE, *BASE], tmp_path)) > 150
 
@@ -230,7 +230,7 @@ def failing(command: list[str], folder: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_says_in_one_line_what_to_install(bare: Path, tmp_path: Path, command: str) -> None:
+def test_command_names_its_missing_package_in_one_line(bare: Path, tmp_path: Path, command: str) -> None:
     arguments, package, extra = COMMANDS[command]
     (tmp_path / "pool.yaml").write_text("engines:\n  llm: {kind: vllm, model: bundled}\n")
     (tmp_path / "questions.jsonl").write_text('"Why?"\n')
@@ -241,19 +241,19 @@ def test_a_command_says_in_one_line_what_to_install(bare: Path, tmp_path: Path, 
     assert f"pip install '.[{extra}]'" in errors
 
 
-def test_every_command_is_tried_without_packages() -> None:
+def test_every_command_has_a_missing_package_test() -> None:
     [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
     assert set(COMMANDS) == set(commands.choices) - {"doctor"}
 
 
-def test_doctor_needs_the_base_alone(bare: Path, tmp_path: Path) -> None:
+def test_doctor_runs_on_the_base_install(bare: Path, tmp_path: Path) -> None:
     code, output, errors = failing([str(bare.parent / "teola"), "doctor"], tmp_path)
     assert code == 1 and not errors
     assert output.startswith("Not ready: langchain_core: not installed")
     assert "pip install '.[langchain]'" in output
 
 
-def test_an_import_that_fails_in_code_of_the_user_is_told_as_it_is(wheel: Path, tmp_path: Path) -> None:
+def test_import_error_of_user_code_is_reported_unchanged(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "langchain", wheel, "langchain")
     (tmp_path / "app.py").write_text("import nothing_like_it\n")
     (tmp_path / "questions.jsonl").write_text('"Why?"\n')
@@ -300,7 +300,7 @@ LACKING = {
 """Beginning of a public name -> the error with the base alone. All other public names need nothing more."""
 
 
-def test_every_public_name_is_there_or_says_what_to_install(bare: Path, tmp_path: Path) -> None:
+def test_every_public_name_exists_or_names_its_extra(bare: Path, tmp_path: Path) -> None:
     public = {**PUBLIC, "teola_plugin.server.client": ["QueryClient"]}
     missing, others = json.loads(run([str(bare), "-c", EVERY_PUBLIC_NAME, json.dumps(public)], tmp_path))
     assert others == {}
@@ -331,7 +331,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("code", STARTS)
-def test_a_pool_says_what_to_install(bare: Path, tmp_path: Path, code: str) -> None:
+def test_pool_names_its_missing_extra(bare: Path, tmp_path: Path, code: str) -> None:
     """As an error of this package, of one line, before anything hangs or is tried again."""
     program = f"""
 from teola_plugin import EnginePool, TeolaError
@@ -348,7 +348,7 @@ except TeolaError as error:
 # ------------------------------------------------------------ the first steps
 
 
-def test_the_first_snippet_of_the_readme_runs_with_what_the_readme_installs(wheel: Path, tmp_path: Path) -> None:
+def test_first_readme_snippet_runs_with_the_documented_install(wheel: Path, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (extra, *_) = re.findall(r"pip install '\.\[([\w-]+)\]'", text)
     (snippet, *_) = re.findall(r"(?ms)^```python\n(.*?)^```$", text)
