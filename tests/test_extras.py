@@ -194,7 +194,7 @@ def install(wheel: Path, extras: str, python: str, folder: Path) -> str:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("extra", sorted(SNIPPETS))
-def test_extra_installs_what_its_feature_needs(wheel: Path, tmp_path: Path, extra: str) -> None:
+def test_extra_installs_packages_of_its_feature(wheel: Path, tmp_path: Path, extra: str) -> None:
     if not is_tried(extra):
         pytest.skip("make test-all, or TEOLA_TEST_EXTRAS")
     python = install(wheel, extra, sys.executable, tmp_path)
