@@ -304,7 +304,9 @@ def _environment(path: Path, env: Any) -> dict[str, str]:
 
 
 def _environment_lines(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the variables of an environment file (`.env`): lines `KEY=VALUE`, also with `export`, quotes or comments.
+    """Yield the variables of the environment file that a `langgraph.json` names: lines `KEY=VALUE`.
+
+    Lines may have `export`, quotes and comments.
 
     Raise `RegistrationError` for a line of another form.
     """

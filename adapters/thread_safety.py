@@ -15,12 +15,33 @@ from teola_plugin.errors import RegistrationError
 
 HTTP_CLIENTS = frozenset(
     {
+        "langchain_anthropic.chat_models.ChatAnthropic",
+        "langchain_aws.chat_models.bedrock.ChatBedrock",
+        "langchain_aws.chat_models.bedrock_converse.ChatBedrockConverse",
+        "langchain_aws.embeddings.bedrock.BedrockEmbeddings",
+        "langchain_cohere.chat_models.ChatCohere",
+        "langchain_cohere.embeddings.CohereEmbeddings",
+        "langchain_deepseek.chat_models.ChatDeepSeek",
+        "langchain_fireworks.chat_models.ChatFireworks",
+        "langchain_fireworks.embeddings.FireworksEmbeddings",
+        "langchain_google_genai.chat_models.ChatGoogleGenerativeAI",
+        "langchain_google_genai.embeddings.GoogleGenerativeAIEmbeddings",
+        "langchain_groq.chat_models.ChatGroq",
+        "langchain_mistralai.chat_models.ChatMistralAI",
+        "langchain_mistralai.embeddings.MistralAIEmbeddings",
+        "langchain_ollama.chat_models.ChatOllama",
+        "langchain_ollama.embeddings.OllamaEmbeddings",
+        "langchain_ollama.llms.OllamaLLM",
         "langchain_openai.chat_models.azure.AzureChatOpenAI",
         "langchain_openai.chat_models.base.ChatOpenAI",
         "langchain_openai.embeddings.azure.AzureOpenAIEmbeddings",
         "langchain_openai.embeddings.base.OpenAIEmbeddings",
         "langchain_openai.llms.azure.AzureOpenAI",
         "langchain_openai.llms.base.OpenAI",
+        "langchain_openrouter.chat_models.ChatOpenRouter",
+        "langchain_together.chat_models.ChatTogether",
+        "langchain_together.embeddings.TogetherEmbeddings",
+        "langchain_xai.chat_models.ChatXAI",
     }
 )
 """Models and embeddings behind an API, whose client takes calls of several threads."""

@@ -273,9 +273,11 @@ def _malformed(name: str, value: str, expected: str) -> HttpError:
 class NameStore(Protocol):
     """A store of the names of deleted tenants that outlives the server."""
 
-    async def names(self) -> dict[str, str]: ...
+    async def new_names(self) -> dict[str, str]:
+        """Return the names that deleted tenants have in the pool from then on, by tenant. Read once, at the start."""
+        ...
 
-    async def put_name(self, tenant: str, name: str) -> None: ...
+    async def put_new_name(self, tenant: str, name: str) -> None: ...
 
 
 class PoolNames:
@@ -292,7 +294,7 @@ class PoolNames:
     async def open(self, store: NameStore) -> None:
         """Load the names that an earlier server stored, since engines of a pool outlive it. Raise what the store
         raises."""
-        self._new_names, self._store = await store.names(), store
+        self._new_names, self._store = await store.new_names(), store
 
     def name_of(self, tenant: str) -> str:
         return self._new_names.get(tenant, tenant)
@@ -301,7 +303,7 @@ class PoolNames:
         """Give the tenant a new name, which is stored first; return the old one. Raise what the store raises."""
         name = f"{tenant}#{secrets.token_hex(8)}"
         if self._store is not None:
-            await self._store.put_name(tenant, name)
+            await self._store.put_new_name(tenant, name)
         old = self.name_of(tenant)
         self._new_names[tenant] = name
         return old

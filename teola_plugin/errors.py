@@ -164,7 +164,7 @@ _PACKAGES = {"yaml": "PyYAML", "llama_index": "llama-index-core"}
 
 
 def package_of(module: str) -> str:
-    """Return the name by which a package index knows the package that installs a module, e.g. `PyYAML` for `yaml`."""
+    """Return the package that installs a module, e.g. `PyYAML` for `yaml`, for the message that it is missing."""
     top_module = module.partition(".")[0]
     return _PACKAGES.get(top_module, top_module.replace("_", "-"))
 

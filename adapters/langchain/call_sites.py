@@ -31,7 +31,7 @@ from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import CallSite
 from teola_plugin.adapters.plan_report import Explanation, Reason
 from teola_plugin.adapters.provider_executor import ProviderRequest
-from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
+from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, NOBODY, ThreadSafety
 from teola_plugin.graph import Effect
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
 from teola_plugin.shims.langchain import handlers_in, streams
@@ -121,8 +121,8 @@ class SiteCollector:
             yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
 
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        is_named_safe = self._threads.is_named(node) or self._threads.is_named(getattr(node, "vectorstore", None))
-        return None if is_named_safe or concurrent(node) else limit_of(node)
+        is_safe = self._threads.allows(node, HTTP_CLIENTS) or self._threads.is_named(getattr(node, "vectorstore", None))
+        return None if is_safe or concurrent(node) else limit_of(node)
 
 
 _FORMS: Mapping[bool | None, Literal["sync", "async", "either"]] = {True: "async", False: "sync", None: "either"}

@@ -51,10 +51,10 @@ class Store(Protocol):
     async def delete(self, tenant: str, id: str | None = None) -> int:
         """Delete one query, or all of a tenant. Return their number."""
 
-    async def names(self) -> dict[str, str]:
-        """Return the names in the pool of tenants that were deleted, by tenant."""
+    async def new_names(self) -> dict[str, str]:
+        """Return the names that deleted tenants have in the pool from then on, by tenant. Read once, at the start."""
 
-    async def put_name(self, tenant: str, name: str) -> None:
+    async def put_new_name(self, tenant: str, name: str) -> None:
         """Store the tenant's name durably, in place of an earlier one."""
 
 
@@ -96,10 +96,10 @@ class MemoryStore:
     async def delete(self, tenant: str, id: str | None = None) -> int:
         return self._drop([key for key in self._records if key[0] == tenant and id in (None, key[1])])
 
-    async def names(self) -> dict[str, str]:
+    async def new_names(self) -> dict[str, str]:
         return dict(self._names)
 
-    async def put_name(self, tenant: str, name: str) -> None:
+    async def put_new_name(self, tenant: str, name: str) -> None:
         self._names[tenant] = name
 
     def _drop(self, keys: Sequence[tuple[str, str]]) -> int:
@@ -242,7 +242,7 @@ class PostgresStore:
         values = (self.pool, tenant) if id is None else (self.pool, tenant, id)
         return await self._run(f"DELETE FROM teola_server_queries WHERE pool = %s AND tenant = %s{condition}", *values)
 
-    async def names(self) -> dict[str, str]:
+    async def new_names(self) -> dict[str, str]:
         """Return the names in the pool of tenants that were deleted, by tenant.
 
         `PoolNames.open` reads them when the server starts, since the caches of engines may outlive the server before
@@ -252,7 +252,7 @@ class PostgresStore:
         async with self._open_connections().connection() as connection:
             return dict(await (await connection.execute(text.encode(), (self.pool,))).fetchall())
 
-    async def put_name(self, tenant: str, name: str) -> None:
+    async def put_new_name(self, tenant: str, name: str) -> None:
         await self._run(_PUT_NAME, self.pool, tenant, name)
 
     async def _read(self, where: str, *values: Any) -> list[Record]:

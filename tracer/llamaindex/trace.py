@@ -113,7 +113,7 @@ def _lower_entry(lowering: Lowering, node: Any, entry: str, query: SymbolicQuery
 
 
 def nodes_of(chunks: Sequence[str]) -> list[NodeWithScore]:
-    """Return nodes from which `synthesize` makes these chunks."""
+    """Return nodes from which `synthesize` makes the chunks that `get_response` was called with."""
     return [NodeWithScore(node=TextNode(text=chunk)) for chunk in chunks]
 
 

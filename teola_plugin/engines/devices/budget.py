@@ -184,7 +184,7 @@ def _check(load: _Load) -> None:
 
 
 def _reserved_bytes(load: _Load) -> int:
-    """Return the bytes that must stay free on a card whose LLMs take all that is left.
+    """Return the bytes that must stay free on a card whose LLMs take all that is left, when it is checked for room.
 
     That is a share of `KEPT_FREE` (8 %) of the card; 0 if the card has one engine only, or no LLM that takes the rest.
     """

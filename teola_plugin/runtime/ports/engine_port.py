@@ -84,7 +84,7 @@ class Replicas:
         is_down = bool(self.engines) and self._given_up.keys() >= self.engines.keys()
         return next(reversed(self._given_up.values())) if is_down else ""
 
-    def takes_work(self, replica: str) -> bool:
+    def is_in_use(self, replica: str) -> bool:
         """Return True if the replica exists and is not being started again."""
         return replica in self.engines and replica not in self._restarting
 
@@ -352,14 +352,14 @@ class EnginePort:
         """Start a replica again that is dead or hangs. Its requests run elsewhere."""
         if replica not in self.replicas or self._closed:
             return
-        if self._replicas.takes_work(replica):
+        if self._replicas.is_in_use(replica):
             log.warning("engine %s: replica %s was lost: %s; it is started again", self.name, replica, reason)
             self._revive(replica)
         self._batches.leave(replica, failures.replica_lost_error(self.name, replica, reason))
 
     def _revive(self, replica: str) -> None:
         """Give a dead replica no more work until it has been started again."""
-        if self._replicas.takes_work(replica) and not self._closed:
+        if self._replicas.is_in_use(replica) and not self._closed:
             self._handle(ReplicaDrained(self._now(), replica))
             self._replicas.revive(replica)
 

@@ -147,6 +147,7 @@ class LoadModel:
         return self._loads[replica]
 
     def __contains__(self, replica: str) -> bool:
+        """Return True for a replica that takes requests: `E2` ignores cache events of any other."""
         return replica in self._loads
 
     def __len__(self) -> int:
