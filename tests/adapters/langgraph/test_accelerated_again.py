@@ -36,7 +36,7 @@ def bases(obj: Any) -> int:
     return type(obj).__mro__.count(AcceleratedGraph)
 
 
-def test_an_accelerated_graph_is_accelerated_anew(pool: EnginePool) -> None:
+def test_accelerating_an_accelerated_graph_wraps_the_original_once(pool: EnginePool) -> None:
     plain = graph_of()
     again = accelerate(accelerate(plain), pool=pool)
     assert type(again) is type(accelerate(plain)) and bases(again) == 1
@@ -44,13 +44,13 @@ def test_an_accelerated_graph_is_accelerated_anew(pool: EnginePool) -> None:
     assert again.last_trace().query_id
 
 
-def test_what_was_changed_on_it_stays(pool: EnginePool) -> None:
+def test_changed_attribute_stays_after_accelerating_again(pool: EnginePool) -> None:
     fast = accelerate(graph_of())
     fast.step_timeout = 7
     assert accelerate(fast, pool=pool).step_timeout == 7
 
 
-def test_an_accelerated_graph_as_a_node_has_the_terms_around_it(pool: EnginePool) -> None:
+def test_accelerated_graph_as_a_node_joins_the_outer_query(pool: EnginePool) -> None:
     inner = accelerate(graph_of())
     outer = accelerate(graph_of(inner), pool=pool)
     assert [graph for _, graph in outer.get_subgraphs()] == [inner]
@@ -58,7 +58,7 @@ def test_an_accelerated_graph_as_a_node_has_the_terms_around_it(pool: EnginePool
     assert inner.last_trace() is None
 
 
-def test_terms_of_its_own_stay(pool: EnginePool) -> None:
+def test_inner_accelerated_graph_is_kept_as_a_subgraph(pool: EnginePool) -> None:
     inner = accelerate(graph_of(), pool=pool)
     for outer in (accelerate(graph_of(inner)), accelerate(graph_of(inner), pool=pool)):
         assert [graph for _, graph in outer.get_subgraphs()] == [inner]

@@ -60,7 +60,7 @@ def functions(pool: EnginePool) -> Any:
     return StateGraph(State).add_node("ask", ask).add_edge(START, "ask")
 
 
-def test_it_is_of_the_original_class_and_leaves_the_original_alone(pool: EnginePool) -> None:
+def test_accelerated_graph_keeps_class_and_leaves_the_original_unchanged(pool: EnginePool) -> None:
     plain = chains(pool).compile(name="two")
     nodes = dict(plain.nodes)
     fast = accelerate(plain)
@@ -71,7 +71,7 @@ def test_it_is_of_the_original_class_and_leaves_the_original_alone(pool: EngineP
     assert fast.get_input_jsonschema() == plain.get_input_jsonschema()
 
 
-def test_what_comes_behind_a_node_is_asked_for_before_its_barrier(pool: EnginePool) -> None:
+def test_call_of_a_later_node_is_prefetched_before_the_barrier(pool: EnginePool) -> None:
     plain = chains(pool).compile()
     fast = accelerate(plain)
     given: State = {"question": "why"}
@@ -82,7 +82,7 @@ def test_what_comes_behind_a_node_is_asked_for_before_its_barrier(pool: EnginePo
     assert not [name for name in spans if ".call#" in name], "the plain nodes' own calls were served by these"
 
 
-def test_a_call_is_a_query_and_a_resume_is_another(pool: EnginePool) -> None:
+def test_interrupted_call_and_its_resume_are_two_queries(pool: EnginePool) -> None:
     llm = ChatTeola(pool=pool)
 
     def ask(state: State) -> State:
@@ -99,7 +99,7 @@ def test_a_call_is_a_query_and_a_resume_is_another(pool: EnginePool) -> None:
     assert len(first.spans) == len(second.spans) == 1, "each execution of the node made its own call"
 
 
-def test_copies_are_accelerated_on_the_same_terms(pool: EnginePool) -> None:
+def test_copies_of_an_accelerated_graph_keep_its_options(pool: EnginePool) -> None:
     fast = accelerate(chains(pool).compile(), app="two")
     for made in (fast.with_config(tags=["x"]), fast.copy()):
         assert isinstance(made, CompiledStateGraph)
@@ -110,7 +110,7 @@ def test_copies_are_accelerated_on_the_same_terms(pool: EnginePool) -> None:
         pickle.dumps(fast)
 
 
-def test_what_is_changed_on_it_holds_for_its_copies(pool: EnginePool) -> None:
+def test_copy_of_an_accelerated_graph_keeps_changed_attributes(pool: EnginePool) -> None:
     fast = accelerate(chains(pool).compile())
     fast.step_timeout = 7
     assert fast.copy().step_timeout == 7
@@ -125,7 +125,7 @@ def test_a_graph_in_a_chain_joins_the_query_of_the_chain(pool: EnginePool) -> No
     assert pool.traces[-1].query_id == trace.query_id
 
 
-def test_a_graph_as_a_node_and_in_a_function_joins_the_query_around_it(pool: EnginePool) -> None:
+def test_graphs_in_nodes_and_functions_join_the_outer_query(pool: EnginePool) -> None:
     inner = chains(pool).compile()
     fast_inner = accelerate(inner)
 
@@ -139,7 +139,7 @@ def test_a_graph_as_a_node_and_in_a_function_joins_the_query_around_it(pool: Eng
     assert isinstance(dict(fast.get_subgraphs())["inner"], CompiledStateGraph)
 
 
-def test_graphs_that_share_a_cache_of_nodes_do_not_answer_for_each_other(pool: EnginePool) -> None:
+def test_graphs_with_a_shared_node_cache_keep_their_own_results(pool: EnginePool) -> None:
     cache = InMemoryCache()
 
     def made(word: str) -> Any:
@@ -160,7 +160,7 @@ def test_graphs_that_share_a_cache_of_nodes_do_not_answer_for_each_other(pool: E
             assert made(word).invoke({"question": "same"})["first"] == word
 
 
-def test_a_deadline_ends_a_call(pool: EnginePool) -> None:
+def test_deadline_ends_a_graph_call(pool: EnginePool) -> None:
     async def slow(state: State) -> State:
         await asyncio.sleep(60)
         return {"first": "late"}
@@ -172,7 +172,7 @@ def test_a_deadline_ends_a_call(pool: EnginePool) -> None:
     assert time.monotonic() - begun < 50
 
 
-def test_the_functional_api_is_accelerated_too(pool: EnginePool) -> None:
+def test_functional_api_entrypoint_is_accelerated(pool: EnginePool) -> None:
     llm = ChatTeola(pool=pool)
 
     @task
@@ -190,17 +190,17 @@ def test_the_functional_api_is_accelerated_too(pool: EnginePool) -> None:
     assert fast.get_state(config).values == flow.get_state(config).values
 
 
-def test_shadow_is_refused(pool: EnginePool) -> None:
+def test_shadow_option_raises_for_graphs(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="checkpoints"):
         accelerate(chains(pool).compile(), shadow=0.5)
 
 
-def test_a_wrong_word_for_speculate_is_told(pool: EnginePool) -> None:
+def test_unknown_speculate_option_raises_for_graphs(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="speculate"):
         accelerate(functions(pool).compile(), speculate="yes")
 
 
-def test_nodes_count_as_user_code(pool: EnginePool) -> None:
+def test_nodes_of_a_graph_count_as_user_code(pool: EnginePool) -> None:
     """Which may write to a store that cannot tell: no early search is claimed there."""
     fast = accelerate(functions(pool).compile(), pool=pool)
     fast.invoke({"question": "x"})

@@ -171,7 +171,7 @@ def test_first_call_of_an_agent_in_a_node_overlaps(stub: Stub, build: Build, way
 
 @pytest.mark.parametrize("way", ["ainvoke", "updates"])
 @pytest.mark.parametrize("build", [behind_an_agent_with_tools, with_middleware, with_answers_before])
-def test_call_whose_messages_are_not_certain_stays_in_its_place(stub: Stub, build: Build, way: str) -> None:
+def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: Stub, build: Build, way: str) -> None:
     expected = called(stub, build, lambda graph: graph, way)
 
     result = called(stub, build, accelerate, way)

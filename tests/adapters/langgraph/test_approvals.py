@@ -95,11 +95,11 @@ class Passes(AgentMiddleware[Any, Any]):
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_middleware_that_may_hold_a_call_back(at: World, middleware: Any) -> None:
+def test_middleware_that_may_hold_back_calls_disables_tool_prefetch(at: World, middleware: Any) -> None:
     assert eager(at, agent(at.model, [reads(at)], middleware=[middleware], checkpointer=InMemorySaver())) is None
 
 
-def test_other_middleware_holds_nothing_back(at: World) -> None:
+def test_harmless_middleware_allows_tool_prefetch(at: World) -> None:
     made = eager(at, agent(at.model, [reads(at)], middleware=[Passes()]))
     assert set(made.tools) == {"weather"} and made.models == {"model"} and made.nodes == {"tools"}
 
@@ -114,7 +114,7 @@ def test_other_middleware_holds_nothing_back(at: World) -> None:
         {"interrupt_after": ["{model}"]},
     ],
 )
-def test_a_graph_that_stops_before_its_tools(at: World, make: Any, stops: dict[str, Any]) -> None:
+def test_interrupts_around_tools_disable_tool_prefetch(at: World, make: Any, stops: dict[str, Any]) -> None:
     model = "model" if make is agent else "agent"
     stops = {key: [model] if value == ["{model}"] else value for key, value in stops.items()}
     plain, paused = make(at.model, [reads(at)]), make(at.model, [reads(at)], checkpointer=InMemorySaver(), **stops)
@@ -123,7 +123,7 @@ def test_a_graph_that_stops_before_its_tools(at: World, make: Any, stops: dict[s
     assert found.is_interrupted(None, *stops.values()) and not found.is_interrupted(None, [], ["elsewhere"])
 
 
-def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
+def test_interrupt_before_passed_to_invoke_disables_tool_prefetch(at: World) -> None:
     at.writes(call("weather", city="Rome"))
     fast = at.fast(agent(at.model, [reads(at)], checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
@@ -133,7 +133,7 @@ def test_a_stop_that_is_asked_for_with_the_call(at: World) -> None:
     assert at.ran == ["Rome"] and made[2].content == "sunny in Rome" and made[-1].content == "done"
 
 
-def test_a_human_is_asked_first(at: World) -> None:
+def test_tool_runs_only_after_human_approval(at: World) -> None:
     """The whole way: an answer, the question, the tool."""
     at.writes(call("weather", city="Rome"))
     middleware = [HumanInTheLoopMiddleware(interrupt_on={"weather": True})]
@@ -144,7 +144,7 @@ def test_a_human_is_asked_first(at: World) -> None:
     assert at.ran == ["Rome"]
 
 
-def test_a_tool_node_that_hands_calls_on(at: World) -> None:
+def test_tool_node_with_wrapper_or_own_class_disables_tool_prefetch(at: World) -> None:
     node = ToolNode([reads(at)], wrap_tool_call=lambda request, execute: execute(request))
     assert eager(at, react(at.model, node)) is None
     assert eager(at, react(at.model, ToolNode([reads(at)], handle_tool_errors=lambda e: "no"))) is not None
@@ -152,7 +152,7 @@ def test_a_tool_node_that_hands_calls_on(at: World) -> None:
     assert eager(at, react(at.model, mine)) is None, "a class of one's own may do anything"
 
 
-def test_a_hook_behind_the_model(at: World) -> None:
+def test_post_model_hook_disables_tool_prefetch(at: World) -> None:
     assert eager(at, react(at.model, [reads(at)], post_model_hook=lambda state: {})) is None
     found = eager(at, react(at.model, [reads(at)], pre_model_hook=lambda state: {}))
     assert found.models == {"agent"}
@@ -179,14 +179,14 @@ def asks_itself(state: MessagesState) -> Any:
     return {"messages": [ask("may I?")]}
 
 
-def test_a_node_that_asks_stands_before_the_tools(at: World) -> None:
+def test_interrupting_node_before_tools_disables_tool_prefetch(at: World) -> None:
     graph = built(at, answers, human=asks_itself)
     graph.add_edge("think", "human")
     graph.add_conditional_edges("human", tools_condition, {"tools": "act", "__end__": "__end__"})
     assert eager(at, graph.compile()) is None
 
 
-def test_a_node_that_may_ask_is_one_of_the_ways(at: World) -> None:
+def test_interrupting_node_on_a_possible_path_disables_tool_prefetch(at: World) -> None:
     for ends in ({"tools": "act", "human": "human"}, None):
         graph = built(at, answers, human=asks_itself)
         graph.add_conditional_edges("think", lambda state: "tools", ends)
@@ -196,7 +196,7 @@ def test_a_node_that_may_ask_is_one_of_the_ways(at: World) -> None:
     assert eager(at, graph.compile()) is not None
 
 
-def test_a_node_that_asks_itself_or_chooses_by_command(at: World) -> None:
+def test_interrupting_model_node_disables_tool_prefetch(at: World) -> None:
     graph = built(at, asks_itself)
     graph.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "__end__"})
     assert eager(at, graph.compile()) is None
@@ -207,7 +207,7 @@ def test_a_node_that_asks_itself_or_chooses_by_command(at: World) -> None:
     assert eager(at, graph.compile()).models == {"think"}
 
 
-def test_graphs_without_tools_have_none(at: World) -> None:
+def test_graph_without_tools_has_no_tool_prefetch(at: World) -> None:
     graph = StateGraph(MessagesState)
     graph.add_node("think", answers)
     graph.add_edge(START, "think")
@@ -275,14 +275,14 @@ def harmless(x: int) -> int:
 UNFIT = [with_state, with_store, with_id, with_own, with_runtime, with_config, with_interrupt, with_alias]
 
 
-def test_tools_that_need_their_place_are_not_eager(at: World) -> None:
+def test_tools_with_injected_or_runtime_arguments_are_not_prefetched(at: World) -> None:
     tools = [read_only(one) for one in (*UNFIT, harmless)]
     found = eager(at, agent(at.model, tools))
     assert [name for name, one in found.tools.items() if one.can_be_prefetched] == ["harmless"]
     assert not {one.name for one in UNFIT} - {"with_config"} & set(found.tools)
 
 
-def test_two_tools_of_one_name(at: World) -> None:
+def test_tools_of_the_same_name_are_not_prefetched(at: World) -> None:
     graph = built(at, answers, also=ToolNode([reads(at)]))
     graph.add_conditional_edges("think", tools_condition, {"tools": "act", "__end__": "also"})
     assert set(eager(at, graph.compile()).tools) == set()
@@ -325,11 +325,11 @@ def holds(function: Any) -> Any:
         lambda: helper(),
     ],
 )
-def test_whatever_holds_code_that_asks_asks(obj: Any) -> None:
+def test_object_that_contains_interrupting_code_asks_human(obj: Any) -> None:
     assert reach(obj).asks_human
 
 
-def test_what_does_not_ask_does_not() -> None:
+def test_code_without_interrupt_does_not_ask_human() -> None:
     def stops() -> Any:
         try:
             return 1
@@ -378,6 +378,6 @@ SERVICE, CHAIN = Service(), RunnableLambda(lambda x: x)
         (str, False, False),
     ],
 )
-def test_code_is_known_by_what_it_may_come_to(function: Any, places: bool, tells: bool) -> None:
+def test_reach_reports_runtime_context_and_events_of_code(function: Any, places: bool, tells: bool) -> None:
     found = reach(function)
     assert (found.asks_human, found.needs_runtime_context, found.has_events) == (False, places, tells)

@@ -94,7 +94,9 @@ def compiled(pool: EnginePool, style: Callable[[], str]) -> Any:
 
 
 @pytest.mark.parametrize("where", [of_a_global, of_a_setting, of_an_attribute])
-def test_what_has_changed_is_not_asked_for(llm: tuple[Noting, EnginePool], where: Callable[[str], Any]) -> None:
+def test_changed_data_is_not_used_in_prefetched_requests(
+    llm: tuple[Noting, EnginePool], where: Callable[[str], Any]
+) -> None:
     engine, pool = llm
     graph = compiled(pool, where("plain"))
     fast = accelerate(graph)
@@ -110,7 +112,7 @@ def test_what_has_changed_is_not_asked_for(llm: tuple[Noting, EnginePool], where
         time.sleep(2 * MISSING_PLAN_DELAY_S)  # the plan is made anew behind the query
 
 
-def test_it_is_planned_again(llm: tuple[Noting, EnginePool]) -> None:
+def test_graph_is_planned_again_after_data_changed(llm: tuple[Noting, EnginePool]) -> None:
     engine, pool = llm
     fast = accelerate(compiled(pool, of_a_global("plain")))
     of_a_global("fancy")
@@ -120,7 +122,7 @@ def test_it_is_planned_again(llm: tuple[Noting, EnginePool]) -> None:
     assert engine.warmed
 
 
-def test_what_keeps_changing_is_not_believed() -> None:
+def test_data_that_keeps_changing_is_not_reliable() -> None:
     held = {"n": 0}
     noted = DataGuards()
     for _ in range(MAX_CHANGES):
@@ -135,7 +137,7 @@ def test_what_keeps_changing_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("value", [[1, {"a": [2]}], {"a": ("b", {3})}, list(range(2 * MAX_ITEMS))])
-def test_contents_count(value: Any) -> None:
+def test_data_guard_detects_changed_contents(value: Any) -> None:
     noted = DataGuards()
     with noted.recording():
         is_reliable(value, "", value, lambda: value)

@@ -206,7 +206,7 @@ def called(graph: Any, way: str) -> Any:
 
 
 @pytest.mark.parametrize(("build", "way"), CASES)
-def test_calls_of_inner_nodes_are_the_originals(build: Build, way: str) -> None:
+def test_prefetched_calls_of_inner_nodes_equal_the_originals(build: Build, way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(build(plain), way)
 
@@ -224,7 +224,7 @@ def test_explanation_names_the_calls_of_inner_nodes() -> None:
     assert "research.write_queries.model: when outline begins" in explained
 
 
-def test_graph_that_keeps_its_state_is_called_in_its_place() -> None:
+def test_inner_graph_with_checkpointed_state_makes_the_originals_calls() -> None:
     plain, fast = HostedModel(), HostedModel()
     for graph in (keeping_its_state(plain), accelerate(keeping_its_state(fast))):
         config = {"configurable": {"thread_id": "1"}}
@@ -242,7 +242,7 @@ def test_error_of_an_inner_node_is_the_originals(way: str) -> None:
         called(accelerated, way)
 
 
-def test_interrupted_inner_graph_goes_on_without_a_call_twice() -> None:
+def test_interrupted_inner_graph_resumes_without_repeated_calls() -> None:
     def build(model: HostedModel) -> Any:
         def draft(state: StepState) -> StepState:
             return {"queries": str(model.invoke(f"draft {state['step']}").content)}

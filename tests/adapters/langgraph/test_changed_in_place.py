@@ -240,7 +240,9 @@ def compiled(pool: EnginePool, helper: Callable[[Any], str]) -> Any:
 
 
 @every
-def test_nothing_else_is_asked_for(llm: tuple[Noting, EnginePool], helper: Callable[[Any], str]) -> None:
+def test_helper_that_changes_data_in_place_keeps_the_requests(
+    llm: tuple[Noting, EnginePool], helper: Callable[[Any], str]
+) -> None:
     engine, pool = llm
     graph, seen = compiled(pool, helper), []
     for one in (graph, accelerate(graph)):
@@ -260,7 +262,7 @@ def slow_llm() -> Iterator[tuple[Noting, EnginePool]]:
         yield engine, pool
 
 
-def test_what_was_added_to_a_list_by_its_own_name_is_known(slow_llm: tuple[Noting, EnginePool]) -> None:
+def test_items_appended_to_a_local_list_are_prefilled(slow_llm: tuple[Noting, EnginePool]) -> None:
     """The list and what is added are a prompt's beginning as ever; only other names for it are not believed."""
     engine, pool = slow_llm
     model = ChatTeola(pool=pool, max_tokens=8)

@@ -114,7 +114,9 @@ for _name in NAMES:
 @pytest.mark.parametrize("kind", ["create_agent", "react"])
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_handlers_hear_what_the_tool_calls_when_it_is_called(at: World, kind: str, way: str, coroutine: bool) -> None:
+def test_handlers_get_calls_inside_a_prefetched_tool_when_claimed(
+    at: World, kind: str, way: str, coroutine: bool
+) -> None:
     plain = KINDS[kind](at.model, [asks_others(at, coroutine=coroutine)])
 
     def heard(graph: Any, *more: Any) -> list[Any]:
@@ -150,7 +152,7 @@ async def stream_of(graph: Any, config: Any = None) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_event_streams_are_the_plain_ones(at: World, kind: str) -> None:
+async def test_event_stream_with_prefetched_tools_equals_the_originals(at: World, kind: str) -> None:
     """A tool that calls nothing is early; so is the search of a retriever's tool."""
     store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
     store.add_texts(["sheep eat grass"])
@@ -175,9 +177,7 @@ async def test_event_streams_are_the_plain_ones(at: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-async def test_a_tool_that_calls_others_is_called_in_its_place_while_somebody_streams(
-    at: World, coroutine: bool
-) -> None:
+async def test_tool_that_calls_runnables_is_not_prefetched_while_streaming(at: World, coroutine: bool) -> None:
     """It is seen to before; without a stream it is early."""
     plain = agent(at.model, [asks_others(at, coroutine=coroutine)])
     fast = at.fast(plain)
@@ -197,7 +197,7 @@ class Hidden:
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
-async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: World, coroutine: bool) -> None:
+async def test_tool_with_hidden_stream_events_is_stopped_and_run_again(at: World, coroutine: bool) -> None:
     """Its first event stops it, and it is not tried again while somebody streams; without, it is early again."""
     made = asks_others(at, coroutine=coroutine)
     hidden, end = Hidden(made.func, made.coroutine), "_"
@@ -227,7 +227,7 @@ async def test_a_tool_that_is_streamed_from_inside_is_called_in_its_place(at: Wo
 
 
 @pytest.mark.parametrize("mode", ["updates", "values", "messages", "tasks", "debug"])
-def test_streams_of_the_graph_are_the_plain_ones(at: World, mode: Any) -> None:
+def test_graph_stream_with_prefetched_tool_equals_the_originals(at: World, mode: Any) -> None:
     @read_only
     @tool
     def weather(city: str) -> str:

@@ -55,7 +55,7 @@ def outcomes(graph: Any) -> list[str]:
 # ---------------------------------------------------------------- read-only tools
 
 
-def test_the_mark_is_on_a_copy() -> None:
+def test_read_only_marks_a_copy_of_the_tool() -> None:
     @tool
     def plain(x: int) -> int:
         """x"""
@@ -72,7 +72,7 @@ def test_the_mark_is_on_a_copy() -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_a_read_only_tool_runs_once_before_the_answer_is_whole(at: World, kind: str, way: str, coroutine: bool) -> None:
+def test_read_only_tool_is_prefetched_while_the_answer_streams(at: World, kind: str, way: str, coroutine: bool) -> None:
     plain = KINDS[kind](at.model, [weather_of(at, coroutine=coroutine)])
     at.writes("I look. ", call("weather", city="Rome"), at.has_run(), " So.")
     fast = at.fast(plain)
@@ -86,7 +86,7 @@ def test_a_read_only_tool_runs_once_before_the_answer_is_whole(at: World, kind: 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_parallel_calls_and_equal_ones(at: World, way: str) -> None:
+def test_parallel_tool_calls_overlap_and_equal_ones_run_twice(at: World, way: str) -> None:
     """Of equal calls the second is the plain call's own; others run side by side while the answer goes on."""
     plain = agent(at.model, [weather_of(at)])
     calls = [call("weather", city="Rome"), call("weather", city="Oslo", days=2), call("weather", city="Rome")]
@@ -99,7 +99,7 @@ def test_parallel_calls_and_equal_ones(at: World, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_tool_calls_may_be_accelerated_itself(at: World, way: str) -> None:
+def test_prefetched_tool_may_call_an_accelerated_chain(at: World, way: str) -> None:
     """It takes what was asked for when the call of the tool was written, and asks for nothing twice."""
     asked: list[str] = []
 
@@ -130,7 +130,7 @@ def test_what_a_tool_calls_may_be_accelerated_itself(at: World, way: str) -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("coroutine", [False, True])
-def test_what_it_raises_is_raised_in_its_place(at: World, way: str, coroutine: bool) -> None:
+def test_error_of_a_prefetched_tool_is_raised_when_claimed(at: World, way: str, coroutine: bool) -> None:
     broken = agent(at.model, [weather_of(at, coroutine=coroutine, raises=ZeroDivisionError("no weather"))])
     at.writes(call("weather", city="Rome"), at.has_run())
     with pytest.raises(ZeroDivisionError, match="no weather"):
@@ -144,7 +144,7 @@ def test_what_it_raises_is_raised_in_its_place(at: World, way: str, coroutine: b
     assert at.ran == [("Rome", 1)]
 
 
-def test_a_list_and_a_bare_object_are_heard_too(at: World) -> None:
+def test_tool_calls_in_json_lists_and_bare_objects_are_prefetched(at: World) -> None:
     fast = at.fast(agent(at.model, [weather_of(at)]))
     one = '{"name": "weather", "arguments": {"city": "Rome"}}'
     for text, rest in (("[" + one, "]"), (one, "\n"), (one[:-1], "}")):
@@ -162,7 +162,7 @@ def test_a_list_and_a_bare_object_are_heard_too(at: World) -> None:
         ['{"name": "weather", "arguments": {"city": "Rome"}}', " is what I would say"],
     ],
 )
-def test_a_wrong_guess_leaves_no_trace_but_its_cost(at: World, pieces: list[str]) -> None:
+def test_wrongly_predicted_tool_call_is_wasted_and_not_in_messages(at: World, pieces: list[str]) -> None:
     plain = agent(at.model, [weather_of(at)])
     at.writes(pieces[0], at.has_run(), pieces[1])
     fast = at.fast(plain)
@@ -174,20 +174,20 @@ def test_a_wrong_guess_leaves_no_trace_but_its_cost(at: World, pieces: list[str]
 @pytest.mark.parametrize(
     "text", [call("weather", town="Rome"), call("weather", city="Rome", days="soon"), call("climate", city="Rome")]
 )
-def test_what_a_tool_refuses_is_not_early(at: World, text: str) -> None:
+def test_tool_call_with_invalid_arguments_is_not_prefetched(at: World, text: str) -> None:
     plain = agent(at.model, [weather_of(at)])
     at.writes(text)
     fast = at.fast(plain)
     assert said(run(fast, "invoke")) == said(run(plain, "invoke")) and at.ran == [] and outcomes(fast) == []
 
 
-def test_arguments_are_those_of_the_schema(at: World) -> None:
+def test_prefetched_tool_gets_arguments_converted_by_its_schema(at: World) -> None:
     at.writes(call("weather", city="Rome", days="3"), at.has_run())
     run(at.fast(agent(at.model, [weather_of(at)])), "invoke")
     assert at.ran == [("Rome", 3)] and at.llm.came == [True]
 
 
-def test_what_may_change_something_has_its_turn_first(at: World) -> None:
+def test_read_only_tool_after_a_writing_tool_is_not_prefetched(at: World) -> None:
     """A tool that reads after one that may write is called in its place, as is what stands before it."""
 
     @tool
@@ -207,7 +207,7 @@ def test_what_may_change_something_has_its_turn_first(at: World) -> None:
     assert outcomes(fast) == ["claimed"] and at.ran == [("Rome", 1), "a"]
 
 
-def test_a_coroutine_without_a_loop_is_left_to_its_place(at: World) -> None:
+def test_coroutine_tool_without_a_loop_is_not_prefetched(at: World) -> None:
     @tool
     async def only(city: str) -> str:
         """Only on a loop."""
@@ -224,7 +224,7 @@ def test_a_coroutine_without_a_loop_is_left_to_its_place(at: World) -> None:
     assert run(at.fast(graph), "ainvoke")[2].content == "Rome" and at.llm.came == [True] and at.ran == ["Rome"]
 
 
-def test_an_answer_that_fails_gives_up_what_it_began(at: World) -> None:
+def test_failed_answer_cancels_its_prefetched_tools(at: World) -> None:
     gone: list[str] = []
 
     @read_only
@@ -255,7 +255,7 @@ def test_an_answer_that_fails_gives_up_what_it_began(at: World) -> None:
     assert at.ran == gone == ["Rome"] and outcomes(fast) == ["wasted"]
 
 
-def test_who_gives_the_call_up_gives_the_tool_up(at: World) -> None:
+def test_cancelled_agent_call_cancels_its_prefetched_tool(at: World) -> None:
     gone: list[str] = []
 
     @read_only
@@ -285,7 +285,7 @@ def test_who_gives_the_call_up_gives_the_tool_up(at: World) -> None:
     assert at.ran == gone == ["Rome"]
 
 
-def test_the_trace_tells_of_every_call_of_a_tool(at: World) -> None:
+def test_trace_has_a_step_for_each_tool_call(at: World) -> None:
     at.writes(call("weather", city="Rome"), at.has_run())
     fast = at.fast(agent(at.model, [weather_of(at)]))
     run(fast, "invoke")
@@ -300,7 +300,7 @@ def test_the_trace_tells_of_every_call_of_a_tool(at: World) -> None:
 # ---------------------------------------------------------------- what its place alone can give
 
 
-def test_a_tool_that_writes_to_the_stream_is_called_in_its_place(at: World) -> None:
+def test_tool_writing_to_the_stream_is_wasted_and_run_again(at: World) -> None:
     """Nobody sees what an early call would have written, not even from deep inside."""
 
     def tell(text: str) -> None:  # as a library may, where nobody sees it before
@@ -325,7 +325,7 @@ def test_a_tool_that_writes_to_the_stream_is_called_in_its_place(at: World) -> N
     assert at.ran == ["Rome"] * 2 and outcomes(fast) == [], "it is not tried again"
 
 
-def test_a_tool_that_changes_its_arguments_is_called_in_its_place(at: World) -> None:
+def test_tool_that_changes_its_arguments_is_no_longer_prefetched(at: World) -> None:
     @read_only
     @tool
     def eats(names: list[str]) -> str:
@@ -340,14 +340,14 @@ def test_a_tool_that_changes_its_arguments_is_called_in_its_place(at: World) -> 
     assert outcomes(fast) == [] and at.ran == [["a", "b"]] * 3, "the first time twice, then once"
 
 
-def test_limits_of_a_call_hold(at: World) -> None:
+def test_max_concurrency_disables_tool_prefetch(at: World) -> None:
     at.writes(call("weather", city="Rome"))
     fast = at.fast(agent(at.model, [weather_of(at)]))
     fast.invoke(GIVEN, {"max_concurrency": 2})
     assert outcomes(fast) == [] and at.ran == [("Rome", 1)]
 
 
-def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
+def test_at_most_sixteen_tools_are_prefetched_at_once(at: World) -> None:
     ends = threading.Event()
     at_once: list[int] = []
 
@@ -376,7 +376,7 @@ def test_not_more_run_early_than_a_tool_node_runs_at_once(at: World) -> None:
     assert 16 <= len(outcomes(fast)) <= 20 and set(outcomes(fast)) == {"claimed"}
 
 
-def test_an_agent_in_a_tool_listens_for_itself(at: World) -> None:
+def test_agent_inside_a_tool_prefetches_its_own_tools(at: World) -> None:
     """Its model's calls are not the outer agent's, though their tools have one name."""
     weather = weather_of(at)
     inner = agent(at.model, [weather])
@@ -420,7 +420,7 @@ def search(at: World) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_begins_while_its_call_is_written_and_is_claimed(at: World, search: Any, kind: str, way: str) -> None:
+def test_search_tool_is_prefetched_while_its_call_is_generated(at: World, search: Any, kind: str, way: str) -> None:
     plain = KINDS[kind](at.model, [search, weather_of(at)])
     asked = at.store.batches
     at.writes(call("search", query="sheep"), lambda: at.store.batches > asked, " So.")
@@ -433,7 +433,7 @@ def test_a_search_begins_while_its_call_is_written_and_is_claimed(at: World, sea
     assert kinds == ["part1/search.searching"]
 
 
-def test_a_search_after_a_write_is_made_again(at: World, search: Any) -> None:
+def test_search_tool_after_a_write_finds_the_new_text(at: World, search: Any) -> None:
     store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
 
     @tool
@@ -449,14 +449,14 @@ def test_a_search_after_a_write_is_made_again(at: World, search: Any) -> None:
     assert "sheep eat sheep" in made[3].content
 
 
-def test_a_search_that_nobody_comes_for_is_dropped(at: World, search: Any) -> None:
+def test_unclaimed_search_is_wasted_or_cancelled(at: World, search: Any) -> None:
     at.writes('{"name": "search", "arguments": {"query": "sheep"}}', " I would say")
     fast = at.fast(agent(at.model, [search]))
     assert len(run(fast, "invoke")) == 2
     assert {span.outcome for span in fast.last_trace().spans if span.kind == "SEARCHING"} <= {"wasted", "cancelled"}
 
 
-def test_a_function_that_asks_the_pool_begins_there_and_runs_in_its_place(at: World, search: Any) -> None:
+def test_search_inside_a_tool_function_is_prefetched_on_the_pool(at: World, search: Any) -> None:
     retriever = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool)).as_retriever()
 
     @tool
@@ -479,14 +479,14 @@ def test_a_function_that_asks_the_pool_begins_there_and_runs_in_its_place(at: Wo
 
 
 @pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
-def test_where_nothing_runs_ahead_no_tool_does(at: World, search: Any, options: dict[str, Any]) -> None:
+def test_options_without_prefetching_prefetch_no_tool(at: World, search: Any, options: dict[str, Any]) -> None:
     at.writes(call("weather", city="Rome"), call("search", query="sheep"))
     fast = at.fast(agent(at.model, [weather_of(at), search]), **options)
     assert len(run(fast, "invoke")) == 5 and outcomes(fast) == []
     assert all(span.primitive.startswith(("llm", "store", "embedder")) for span in fast.last_trace().spans)
 
 
-def test_injected_arguments_are_the_places_own(at: World) -> None:
+def test_tool_with_injected_call_id_is_not_prefetched(at: World) -> None:
     @read_only
     @tool
     def marked(city: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> str:

@@ -45,7 +45,7 @@ def tools_of(at: World, raises: BaseException | None = None) -> list[BaseTool]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_read_only_tool_is_early_and_runs_once_on_its_engine(at: World, way: str) -> None:
+def test_read_only_tool_on_an_engine_is_prefetched_once(at: World, way: str) -> None:
     tools = tools_of(at)
     at.pool.add(tool_engine(tools))
     plain, there = agent(at.model, tools), agent(at.model, on_engine(tools, at.pool))
@@ -58,7 +58,7 @@ def test_a_read_only_tool_is_early_and_runs_once_on_its_engine(at: World, way: s
     assert [one[0] for one in at.ran] == ["Rome"] * 3
 
 
-def test_another_tool_is_called_in_its_place_and_once(at: World) -> None:
+def test_writing_tool_on_an_engine_is_not_prefetched(at: World) -> None:
     tools = tools_of(at)
     at.pool.add(tool_engine(tools))
     there = agent(at.model, on_engine(tools, at.pool))
@@ -74,7 +74,7 @@ def test_another_tool_is_called_in_its_place_and_once(at: World) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_function_raises_is_its_own(at: World, way: str) -> None:
+def test_error_of_a_tool_on_an_engine_is_raised(at: World, way: str) -> None:
     tools = tools_of(at, ZeroDivisionError("no weather"))
     at.pool.add(tool_engine(tools))
     at.writes(call("weather", city="Rome"))
@@ -86,7 +86,7 @@ def test_what_a_function_raises_is_its_own(at: World, way: str) -> None:
     assert said(run(agent(at.model, [moved]), way))[2][1] == "later"
 
 
-def test_models_are_told_the_same(at: World) -> None:
+def test_tool_on_an_engine_keeps_its_schema_and_description(at: World) -> None:
     tools = tools_of(at)
     at.pool.add(tool_engine(tools))
     for before, after in zip(tools, on_engine(tools, at.pool), strict=True):
@@ -94,7 +94,7 @@ def test_models_are_told_the_same(at: World) -> None:
         assert after is not before and after.metadata == before.metadata
 
 
-def test_what_stays_in_its_place_is_refused(at: World) -> None:
+def test_tool_engine_raises_for_tools_with_injected_state(at: World) -> None:
     @tool
     def looks(city: str, state: Annotated[dict[str, Any], InjectedState]) -> str:
         """It looks."""

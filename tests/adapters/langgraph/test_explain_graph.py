@@ -93,7 +93,7 @@ FACTS = (
 )
 
 
-def test_the_text() -> None:
+def test_explain_text_has_every_section() -> None:
     assert explain_graph(FACTS, ("rewrite", "web")).text(details=True) == (
         f"""Understood:    5 parts: 2 optimized, 2 shared (RunnableSequence and ToolNode), 1 unchanged (search_the_web)
 Starts early:  retrieve.retrieve: with rewrite, once rewrite.model has answered; search: its searches begin when its \
@@ -141,7 +141,7 @@ grade.model: docs and question stand before 452 constant tokens: put them last""
     )
 
 
-def test_sections_without_anything_are_left_out() -> None:
+def test_explain_text_omits_empty_sections() -> None:
     alone = (NodeFacts("a", "a", "original", "your code"),)
     note = "no pool was found: nothing runs ahead"
     assert explain_graph(alone, ("a",), note=note).text(details=True) == (
@@ -160,7 +160,7 @@ start -> a"""
     )
 
 
-def test_what_is_worth_a_word() -> None:
+def test_prompt_advice_names_varying_parts_before_long_constant_text() -> None:
     def call_with(prompt: tuple[PromptPart, ...]) -> CallRow:
         return CallRow("n.model", Status.IN_PLACE, "llm", explanation=Explanation(Reason.FIRST), prompt=prompt)
 
@@ -244,7 +244,7 @@ def store(pool: EnginePool) -> Any:
     return TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool)).as_retriever()
 
 
-def test_a_graph(pool: EnginePool) -> None:
+def test_explain_describes_a_graph(pool: EnginePool) -> None:
     fast = accelerate(corrective(ChatTeola(pool=pool), store(pool)))
     calls = {row.name: (row.status, row.reason, *lines_of(row)) for row in fast.report().calls}
     assert calls == {
@@ -295,7 +295,7 @@ answer.model: now, question and docs stand before 57 constant tokens: put them l
     )
 
 
-def test_with_what_is_bound_to_engines(pool: EnginePool) -> None:
+def test_explain_lists_prefetched_calls_of_bound_models(pool: EnginePool) -> None:
     """The very same, and the calls of the query begin where the text says."""
     mine = Chat()
     prompt = ChatPromptTemplate.from_template("Answer {question}")
@@ -314,7 +314,7 @@ def test_with_what_is_bound_to_engines(pool: EnginePool) -> None:
     assert accelerate(made.compile(), pool=pool).explain(details=True).count("llm") == 0
 
 
-def test_an_agent(pool: EnginePool) -> None:
+def test_explain_describes_an_agent(pool: EnginePool) -> None:
     @tool
     def pay(amount: int) -> str:
         """Pays."""
@@ -348,7 +348,7 @@ def test_an_agent(pool: EnginePool) -> None:
     assert by_wrapping in held_back or after_the_model in held_back
 
 
-def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
+def test_explain_describes_graphs_without_pool_or_edges(pool: EnginePool) -> None:
     note = "no gain: model starts at its usual time: each call of an agent needs what the one before gave"
     plain = accelerate(create_agent(FakeListChatModel(responses=["a"]))).explain(details=True)
     assert note in plain and "unchanged  model  model_node" in plain and "start -> model" in plain
@@ -365,7 +365,7 @@ def test_without_a_pool_and_without_edges(pool: EnginePool) -> None:
     )
 
 
-def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool) -> None:
+def test_explain_describes_conditional_entry_points(pool: EnginePool) -> None:
     prompt = ChatPromptTemplate.from_template("{now} {question}").partial(now=time.ctime)
     made = StateGraph(State)
     made.add_node("a", prompt | ChatTeola(pool=pool) | StrOutputParser() | (lambda text: {"answer": text}))
@@ -375,7 +375,7 @@ def test_conditional_starts_and_templates_that_fill_themselves(pool: EnginePool)
     assert "start -> a or b, as <lambda> says" in text
 
 
-def test_nothing_runs(pool: EnginePool) -> None:
+def test_explain_runs_no_user_code(pool: EnginePool) -> None:
     def loud(state: State) -> State:
         raise AssertionError("it runs")
 

@@ -186,7 +186,7 @@ def called(graph: Any, way: str, given: Any = "cats") -> Any:
 
 
 @pytest.mark.parametrize(("build", "way"), CASES)
-def test_calls_are_the_originals_and_overlap(build: Build, way: str) -> None:
+def test_calls_of_tasks_equal_the_originals_and_overlap(build: Build, way: str) -> None:
     plain, fast = HostedModel(latency_s=0.01), HostedModel(latency_s=3 * LATENCY_S)
     expected = called(build(plain), way)
 
@@ -198,7 +198,7 @@ def test_calls_are_the_originals_and_overlap(build: Build, way: str) -> None:
     assert build not in GAINING or plain.most_at_once < fast.most_at_once
 
 
-def test_input_that_decides_against_a_call_leaves_it_out() -> None:
+def test_call_that_the_input_rules_out_is_not_made() -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(decided_by_the_input(plain), "invoke", "dogs")
 
@@ -208,7 +208,7 @@ def test_input_that_decides_against_a_call_leaves_it_out() -> None:
     assert fast.prompts == plain.prompts
 
 
-def test_nothing_is_prefetched_where_that_is_switched_off() -> None:
+def test_speculate_off_prefetches_nothing_in_tasks() -> None:
     model = HostedModel()
 
     called(accelerate(tasks_in_sequence(model), speculate="off"), "invoke")
@@ -293,7 +293,7 @@ def behind_code_that_may_write(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("build", [with_a_cached_task, with_a_cache_for_all_tasks, behind_code_that_may_write])
-def test_call_that_is_not_certain_stays_in_its_place(build: Build) -> None:
+def test_uncertain_call_of_a_task_is_not_prefetched(build: Build) -> None:
     plain, fast = HostedModel(), HostedModel()
     original, accelerated = build(plain), accelerate(build(fast))
     expected = [called(original, "invoke") for _ in range(2)]
@@ -372,7 +372,7 @@ def test_error_of_a_task_is_the_originals(way: str) -> None:
     assert fast.prompts in (plain.prompts, ["joke about cats", "story about cats"])
 
 
-def test_task_that_is_tried_again_makes_its_own_second_call() -> None:
+def test_retried_task_makes_its_own_second_call() -> None:
     def build(model: Any) -> Any:
         @task(retry_policy=RetryPolicy(initial_interval=0.001, jitter=False, retry_on=ValueError))
         def ask(kind: str, topic: str) -> str:

@@ -37,7 +37,7 @@ def asking(pool: EnginePool) -> Any:
 
 
 @pytest.mark.parametrize("way", ["with_retry", "with_fallbacks"])
-def test_a_chain_of_what_is_made_of_a_graph_is_understood(
+def test_chain_with_a_graph_with_retry_or_fallbacks_is_traced(
     way: str, pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the report says of a graph needs nothing that only an accelerated chain has."""
@@ -51,7 +51,7 @@ def test_a_chain_of_what_is_made_of_a_graph_is_understood(
     assert fast.invoke({"question": "why"}) == chain.invoke({"question": "why"})
 
 
-def test_a_config_that_cannot_be_merged_is_the_plain_graphs_error(pool: EnginePool) -> None:
+def test_invalid_graph_config_raises_the_error_of_the_original(pool: EnginePool) -> None:
     plain = asking(pool)
     errors = []
     for graph in (plain, accelerate(plain, pool=pool)):

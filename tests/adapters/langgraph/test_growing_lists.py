@@ -98,7 +98,7 @@ def graded_async(pool: EnginePool) -> Any:
     return graph.add_edge("grade", "answer").add_edge("answer", END).compile()
 
 
-def test_the_prompt_grows_with_the_documents_that_are_kept(pool: EnginePool) -> None:
+def test_prompt_that_grows_with_graded_documents_is_planned(pool: EnginePool) -> None:
     plain = graded(pool)
     fast = accelerate(plain)
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_the_prompt_grows_with_the_documents_that_are_kept(pool: EnginePool) -> 
     assert not [name for name in spans if ".call#" in name], "the plain nodes' own calls were served by these"
 
 
-def test_the_grown_prompt_is_read_before_the_last_document_is_graded() -> None:
+def test_grown_prompt_is_prefilled_before_the_last_document_is_graded() -> None:
     async def traced() -> dict[str, Span]:
         llm = FakeLLM("llm", profiles.rtx3090()["llm"], respond, faults=Faults(slow=0.4))
         async with EnginePool.on_this_loop([llm]) as pool:
@@ -122,7 +122,7 @@ def test_the_grown_prompt_is_read_before_the_last_document_is_graded() -> None:
     assert grown.started is not None and last.done is not None and grown.started < last.done
 
 
-def test_of_two_ways_the_one_that_waits_for_nothing_has_the_llm_write(pool: EnginePool) -> None:
+def test_only_the_branch_with_known_inputs_is_decoded_speculatively(pool: EnginePool) -> None:
     plain = graded(pool, rewrites=True)
     fast = accelerate(plain)
     for given in (GIVEN, {**GIVEN, "documents": USEFUL}):
@@ -158,7 +158,7 @@ def map_reduce(pool: EnginePool) -> Any:
     return graph.add_edge("joke", "best").add_edge("best", END).compile()
 
 
-def test_what_tasks_add_to_a_list_is_asked_with_before_the_barrier_behind_them(pool: EnginePool) -> None:
+def test_prompt_with_items_of_tasks_is_prefilled_before_the_barrier(pool: EnginePool) -> None:
     plain = map_reduce(pool)
     fast = accelerate(plain)
     given: Subjects = {"subjects": ["moss", "a very long word, and then some more of them", "ivy"]}

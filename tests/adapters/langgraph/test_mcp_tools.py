@@ -89,7 +89,7 @@ async def run_both(
     return original, accelerated, fast
 
 
-def test_hinted_tool_of_an_allowed_server_runs_while_the_answer_is_written(at: World, server: WeatherServer) -> None:
+def test_hinted_tool_of_an_allowed_server_is_prefetched(at: World, server: WeatherServer) -> None:
     async def main() -> None:
         pieces = ["I look. ", call("weather", city="Rome"), lambda: bool(server.received()), " So."]
         tools = await server.client().get_tools()
@@ -120,7 +120,7 @@ def statuses(graph: Any) -> dict[str, Status]:
     ],
     ids=["client", "name", "tool", "predicate"],
 )
-def test_every_entry_of_the_list_allows_the_tool(at: World, server: WeatherServer, allow: Allow) -> None:
+def test_each_form_of_read_only_entry_allows_the_tool(at: World, server: WeatherServer, allow: Allow) -> None:
     client = server.client()
     tools = asyncio.run(client.get_tools())
     by_name = statuses(at.fast(agent(at.model, tools), read_only=allow(client, tools)))
@@ -129,7 +129,7 @@ def test_every_entry_of_the_list_allows_the_tool(at: World, server: WeatherServe
 
 
 @pytest.mark.parametrize("name", ["book", "unmarked"])
-def test_tool_without_the_hint_stays_in_its_place(at: World, server: WeatherServer, name: str) -> None:
+def test_tool_without_read_only_hint_is_not_prefetched(at: World, server: WeatherServer, name: str) -> None:
     async def main() -> None:
         tools = await server.client().get_tools()
         pieces = [call(name, city="Rome")]
@@ -141,7 +141,7 @@ def test_tool_without_the_hint_stays_in_its_place(at: World, server: WeatherServ
     asyncio.run(main())
 
 
-def test_hint_alone_is_not_trusted(at: World, server: WeatherServer) -> None:
+def test_read_only_hint_without_option_is_not_trusted(at: World, server: WeatherServer) -> None:
     async def main() -> None:
         tools = await server.client().get_tools()
         original, accelerated, fast = await run_both(at, server, tools, [call("weather", city="Rome")])
@@ -186,7 +186,7 @@ def test_session_is_shared_by_prefetched_and_other_calls(at: World, server: Weat
     asyncio.run(main())
 
 
-def test_session_that_somebody_listens_to_keeps_tools_in_their_places(at: World, server: WeatherServer) -> None:
+def test_session_with_callbacks_disables_prefetch_of_its_tools(at: World, server: WeatherServer) -> None:
     async def on_log(params: Any, context: Any) -> None: ...
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_session_that_somebody_listens_to_keeps_tools_in_their_places(at: World,
     asyncio.run(main())
 
 
-def test_interceptor_keeps_tools_in_their_places(at: World, server: WeatherServer) -> None:
+def test_tool_interceptor_disables_prefetch_of_tools(at: World, server: WeatherServer) -> None:
     async def intercept(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         return await handler(request)
 
@@ -228,7 +228,7 @@ def test_error_of_the_tool_reaches_the_model_as_in_the_original(at: World, serve
     asyncio.run(main())
 
 
-def test_server_that_dies_raises_what_it_raises_in_the_original(at: World, server: WeatherServer) -> None:
+def test_dying_server_raises_the_error_of_the_original(at: World, server: WeatherServer) -> None:
     async def error_of(graph: Any) -> tuple[type, str]:
         with pytest.raises(Exception) as caught:
             await graph.ainvoke(GIVEN)
@@ -264,7 +264,7 @@ def test_cancelled_agent_cancels_the_prefetched_call(at: World, server: WeatherS
     asyncio.run(main())
 
 
-def test_unknown_entries_are_refused(at: World, server: WeatherServer) -> None:
+def test_unknown_read_only_entries_raise(at: World, server: WeatherServer) -> None:
     tools = asyncio.run(server.client().get_tools())
     plain = agent(at.model, tools)
     with pytest.raises(RegistrationError, match="names none of the app's tools: book, broken"):
@@ -307,7 +307,7 @@ def test_served_app_names_read_only_tools(at: World, names: list[str], status: S
 
 
 @pytest.mark.parametrize("wrap", ["chain", "graph"])
-def test_agent_inside_another_object_has_the_tools_that_the_list_names(at: World, wrap: str) -> None:
+def test_read_only_list_applies_to_agents_inside_other_objects(at: World, wrap: str) -> None:
     calls: list[str] = []
 
     @tool
@@ -329,7 +329,7 @@ def test_agent_inside_another_object_has_the_tools_that_the_list_names(at: World
     assert calls == ["Rome"]
 
 
-def test_function_names_the_tool_that_was_made_of_it(at: World) -> None:
+def test_function_in_read_only_list_names_its_tool(at: World) -> None:
     def weather(city: str) -> str:
         """The weather of a city."""
         raise AssertionError("a tool is no predicate")
@@ -339,7 +339,7 @@ def test_function_names_the_tool_that_was_made_of_it(at: World) -> None:
     assert statuses(fast)["weather"] is Status.PREFETCHED
 
 
-def test_llamaindex_refuses_the_option() -> None:
+def test_read_only_option_raises_for_llamaindex() -> None:
     engine = SummaryIndex([]).as_query_engine(llm=MockLLM())
     with pytest.raises(RegistrationError, match="read_only= is for agents of LangGraph"):
         accelerate(engine, read_only=["weather"])

@@ -119,7 +119,7 @@ CLEARING = {clear.__name__: clear for clear in (clear_messages, clear_by_sum, cl
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("clear", CLEARING.values(), ids=CLEARING)
-def test_analysts_who_clear_the_messages_are_called_at_once(clear: Clear, way: str) -> None:
+def test_calls_of_nodes_that_clear_messages_overlap(clear: Clear, way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(analysts(plain, clear), way)
 
@@ -130,7 +130,7 @@ def test_analysts_who_clear_the_messages_are_called_at_once(clear: Clear, way: s
     assert fast.most_at_once > 1
 
 
-def test_every_message_that_a_model_gets_of_the_state_has_an_id() -> None:
+def test_messages_from_the_state_have_ids() -> None:
     class ReadsIds(HostedModel):
         def _begin(self, messages: list[BaseMessage]) -> str:
             forms = [UUID4.fullmatch(m.id or "") is not None for m in messages if m.type == "human"]
@@ -144,7 +144,7 @@ def test_every_message_that_a_model_gets_of_the_state_has_an_id() -> None:
     assert fast.prompts == plain.prompts
 
 
-def test_checkpoints_are_the_originals() -> None:
+def test_checkpoints_equal_the_originals() -> None:
     histories = []
     for make in (lambda graph: graph, accelerate):
         graph = make(analysts(HostedModel(), checkpointer=InMemorySaver()))
@@ -164,7 +164,7 @@ def test_error_of_an_analyst_is_the_originals(way: str) -> None:
         called(accelerated, way)
 
 
-def test_interrupted_analysts_go_on_as_the_original_does() -> None:
+def test_interrupted_analysts_resume_as_in_the_original() -> None:
     def clear(state: State) -> dict[str, Any]:
         word = interrupt("go on?")
         return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage(word)]}
@@ -236,7 +236,7 @@ def test_removing_an_unknown_message_fails_as_in_the_original() -> None:
         accelerate(analysts(HostedModel(), clear)).invoke(state_input())
 
 
-def test_added_messages_of_a_channel_of_another_name() -> None:
+def test_message_channel_of_any_name_is_understood() -> None:
     class Interviews(State, total=False):
         interviews: Annotated[list[AnyMessage], add_messages]
 

@@ -86,7 +86,7 @@ def prefix_of(warmed: Prompt, whole: Prompt) -> bool:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_results_are_prefilled_as_they_come_in_the_order_of_the_prompt(at: World, kind: str, way: str) -> None:
+def test_tool_results_are_prefilled_in_prompt_order_as_they_arrive(at: World, kind: str, way: str) -> None:
     steps = Steps(at)
     at.writes(call("one"), call("two"), call("three"))
     fast = at.fast(KINDS[kind](at.model, steps.tools()))
@@ -107,7 +107,7 @@ def test_results_are_prefilled_as_they_come_in_the_order_of_the_prompt(at: World
     assert [span.outcome for span in spans] == ["done"] and spans[0].engine == "llm"
 
 
-def test_a_long_answer_is_prefilled_before_any_result(at: World) -> None:
+def test_long_answer_is_prefilled_before_any_tool_result(at: World) -> None:
     steps = Steps(at)
     at.writes(LONG, call("one", text="x"))
     thread = asked(at.fast(agent(at.model, steps.tools())))
@@ -117,7 +117,7 @@ def test_a_long_answer_is_prefilled_before_any_result(at: World) -> None:
     assert prefix_of(at.llm.warmed[0], at.llm.asked[-1].prompt) and LONG.strip() in at.llm.warmed[0].known_prefix()
 
 
-def test_what_is_too_short_is_not_worth_a_request(at: World) -> None:
+def test_short_tool_results_are_not_prefilled(at: World) -> None:
     steps = Steps(at)
     at.writes(call("one", text="x"), call("two", text="y"))
     steps.end("one", "two")
@@ -125,7 +125,7 @@ def test_what_is_too_short_is_not_worth_a_request(at: World) -> None:
     assert at.llm.warmed == []
 
 
-def test_of_one_result_the_model_is_asked_at_once(at: World) -> None:
+def test_single_tool_result_is_not_prefilled(at: World) -> None:
     steps = Steps(at)
     at.writes(call("one"))
     steps.end("one")
@@ -136,7 +136,7 @@ def test_of_one_result_the_model_is_asked_at_once(at: World) -> None:
 @pytest.mark.parametrize(
     "profile", [{"prefix_caching": False}, {"max_request_size": 100}, {"min_split_tokens": 10_000}], ids=str
 )
-def test_engines_that_keep_no_prefix_or_cannot_read_that_much(profile: Any) -> None:
+def test_engine_without_prefix_cache_or_capacity_gets_no_prefilling(profile: Any) -> None:
     with world() as at:
         at.llm.profile = replace(at.llm.profile, **profile)
         steps = Steps(at)
@@ -146,7 +146,7 @@ def test_engines_that_keep_no_prefix_or_cannot_read_that_much(profile: Any) -> N
         assert at.llm.warmed == [] and len(made) == 5
 
 
-def test_what_is_found_already_is_not_waited_for(at: World) -> None:
+def test_finished_tool_results_are_not_prefilled(at: World) -> None:
     """Searches that are done by the end of the answer leave no time to prefill in; a tool that runs on does."""
     store = TeolaVectorStore(pool=at.pool, embedding=TeolaEmbeddings(pool=at.pool))
     store.add_texts([f"sheep eat {LONG}"])
@@ -165,7 +165,7 @@ def test_what_is_found_already_is_not_waited_for(at: World) -> None:
     assert all(prefix_of(warmed, at.llm.asked[-1].prompt) for warmed in at.llm.warmed)
 
 
-def test_rounds_follow_each_other(at: World) -> None:
+def test_each_tool_round_prefills_its_own_prompt(at: World) -> None:
     """Each round prefills its own; what an earlier one began is over."""
     steps = Steps(at)
     steps.end("one", "two", "three")
@@ -183,7 +183,7 @@ def test_rounds_follow_each_other(at: World) -> None:
     assert fast.last_trace().outcome == "closed"
 
 
-def test_conversations_side_by_side_end_their_own(at: World) -> None:
+def test_concurrent_conversations_prefill_their_own_prompts(at: World) -> None:
     steps = Steps(at)
     at.writes(LONG, call("one"), call("two"))
     steps.end("one", "two")
@@ -199,7 +199,7 @@ def test_conversations_side_by_side_end_their_own(at: World) -> None:
         assert any(prefix_of(warmed, one.prompt) for one in at.llm.asked)
 
 
-def test_terms_are_the_querys_own(at: World) -> None:
+def test_prefilling_of_the_next_prompt_keeps_the_tenant(at: World) -> None:
     seen: list[Any] = []
     execute = at.llm.execute
 
@@ -217,7 +217,7 @@ def test_terms_are_the_querys_own(at: World) -> None:
     assert ("PARTIAL_PREFILLING", "acme", True) in seen and {tenant for _, tenant, _ in seen} == {"acme"}
 
 
-def test_a_result_that_the_model_does_not_take_ends_it(at: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_tool_result_raises_the_error_of_the_original(at: World, caplog: pytest.LogCaptureFixture) -> None:
     @tool
     def picture() -> Any:
         """A picture."""
@@ -237,7 +237,7 @@ def test_a_result_that_the_model_does_not_take_ends_it(at: World, caplog: pytest
     assert "please report it" not in caplog.text
 
 
-def test_nothing_is_prefilled_where_the_model_is_not_asked_again(at: World) -> None:
+def test_nothing_is_prefilled_if_no_model_call_follows_the_tools(at: World) -> None:
     """A tool that returns directly, a format of the answer, a graph that goes elsewhere."""
     steps = Steps(at)
     steps.end("one", "two", "three")

@@ -180,7 +180,7 @@ WAYS = ("invoke", "stream", "ainvoke", "messages")
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", GAINING.values(), ids=GAINING)
-def test_certain_calls_run_at_once_and_are_the_originals(build: Build, way: str) -> None:
+def test_certain_calls_of_nodes_equal_the_originals_and_overlap(build: Build, way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(build(plain), way)
     accelerated = accelerate(build(fast))
@@ -206,7 +206,7 @@ def async_loop(model: HostedModel) -> Any:
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "messages"])
-def test_coroutine_nodes_gain_too(way: str) -> None:
+def test_calls_of_coroutine_nodes_overlap(way: str) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(async_loop(plain), way)
 
@@ -288,7 +288,7 @@ def test_no_call_is_made_that_the_original_does_not_make(build: Build, way: str)
 
 @pytest.mark.parametrize("build", [rounds_with_feedback, key_of_the_state])
 @pytest.mark.parametrize("given", [{"plan": ""}, {"plan": "sow"}, {"notes": ["wet"]}, {"notes": []}])
-def test_key_that_has_a_value_is_read(build: Build, given: dict[str, Any]) -> None:
+def test_state_key_with_a_value_is_read(build: Build, given: dict[str, Any]) -> None:
     plain, fast = HostedModel(), HostedModel()
     expected = called(build(plain), "invoke", {**INPUT, **given})
 
@@ -307,7 +307,7 @@ class Titled:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_node_whose_calls_an_earlier_plan_could_not_make_has_its_own_plan(way: str) -> None:
+def test_node_missing_from_an_earlier_plan_gets_its_own_plan(way: str) -> None:
     def build(model: HostedModel) -> Any:
         def write(state: State) -> State:
             title: str = state["topic"].title  # type: ignore[assignment]
@@ -340,7 +340,7 @@ def test_error_of_a_prefetched_call_is_the_originals(way: str) -> None:
         called(accelerated, way)
 
 
-def test_failed_node_is_tried_again_with_a_call_of_its_own() -> None:
+def test_retried_node_makes_its_own_call() -> None:
     def build(model: HostedModel) -> Any:
         def take_notes(state: State) -> State:
             return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
@@ -403,7 +403,7 @@ def test_rate_limiter_of_a_model_is_respected() -> None:
     assert model.most_at_once == 1
 
 
-def test_max_concurrency_of_one_keeps_calls_in_their_places() -> None:
+def test_max_concurrency_of_one_keeps_node_calls_sequential() -> None:
     model = HostedModel()
 
     accelerate(comprehension(model)).invoke(INPUT, {"max_concurrency": 1})
@@ -411,7 +411,7 @@ def test_max_concurrency_of_one_keeps_calls_in_their_places() -> None:
     assert model.most_at_once == 1
 
 
-def test_interrupted_graph_goes_on_as_the_original_does() -> None:
+def test_interrupted_graph_resumes_as_the_original() -> None:
     def build(model: HostedModel) -> Any:
         def ask(state: State) -> State:
             plan = str(model.invoke(f"plan {state['topic']}").content)
@@ -434,7 +434,7 @@ def test_interrupted_graph_goes_on_as_the_original_does() -> None:
     assert results[0] == results[1]
 
 
-def test_nothing_behind_an_approval_is_called_before_it() -> None:
+def test_no_call_after_an_approval_is_made_before_it() -> None:
     def confirm(question: str) -> str:
         return str(interrupt(question))
 
@@ -460,7 +460,7 @@ def test_nothing_behind_an_approval_is_called_before_it() -> None:
     assert model.prompts == ["plan oats", "write oats"]
 
 
-def test_state_is_read_as_the_first_node_sees_it() -> None:
+def test_prefetched_calls_read_the_checkpointed_state() -> None:
     def build(model: HostedModel) -> Any:
         def take_notes(state: State) -> State:
             return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
@@ -478,7 +478,7 @@ def test_state_is_read_as_the_first_node_sees_it() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
-def test_of_a_node_with_two_functions_calls_of_the_one_that_runs_are_prefetched(is_async: bool) -> None:
+def test_sync_and_async_node_prefetches_calls_of_running_function(is_async: bool) -> None:
     def graph(model: HostedModel) -> Any:
         def note(state: State) -> State:
             return {"notes": [str(model.invoke(f"note {item}").content) for item in state["items"]]}
@@ -506,7 +506,7 @@ def test_of_a_node_with_two_functions_calls_of_the_one_that_runs_are_prefetched(
 
 @pytest.mark.parametrize("is_join", [True, False], ids=["join", "edges"])
 @pytest.mark.parametrize("way", WAYS)
-def test_node_behind_two_side_by_side_waits_for_both(way: str, is_join: bool) -> None:
+def test_node_after_two_parallel_nodes_waits_for_both(way: str, is_join: bool) -> None:
     def build(model: HostedModel) -> Any:
         def plan(state: State) -> State:
             return {"plan": str(model.invoke(f"plan {state['topic']}").content)}
@@ -542,7 +542,7 @@ def test_node_behind_two_side_by_side_waits_for_both(way: str, is_join: bool) ->
     assert fast.prompts == plain.prompts
 
 
-def test_graph_whose_functions_are_completed_later_runs_on_the_process_s_own_pool(
+def test_graph_with_functions_defined_later_runs_without_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(provider_executor, "_shared", [])
@@ -562,7 +562,7 @@ def test_graph_whose_functions_are_completed_later_runs_on_the_process_s_own_poo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_state_that_is_one_value_is_what_the_node_before_returned(way: str) -> None:
+def test_root_state_is_the_value_returned_by_the_previous_node(way: str) -> None:
     def graph(model: HostedModel) -> Any:
         def plan(state: dict[str, Any]) -> dict[str, Any]:
             return {"topic": str(model.invoke(f"plan {state['topic']}").content)}

@@ -167,27 +167,29 @@ HELD: dict[str, Callable[[Any, EnginePool], Any]] = {
 
 
 @pytest.mark.parametrize("where", HELD)
-def test_found(where: str, pool: EnginePool) -> None:
+def test_pool_of_a_model_in_any_container_is_found(where: str, pool: EnginePool) -> None:
     made = graph(here=HELD[where](ChatTeola(pool=pool), pool), there=closure(None))
     assert [list(one.values()) for one in pools_by_node(made).values()] == [[pool]] and pool_of_graph(made) is pool
     assert list(pools_by_node(made)) == ["here"]
 
 
 @pytest.mark.parametrize("node", [by_global, by_helper, in_a_table])
-def test_what_code_names(node: Any, pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_of_a_model_named_in_node_code_is_found(
+    node: Any, pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(globals(), "_llm", ChatTeola(pool=pool))
     monkeypatch.setitem(_global, "models", [ChatTeola(pool=pool)])
     assert pool_of_graph(graph(node=node)) is pool
     assert pool_of_graph(graph(node=closure(None))) is None, "names that its code does not use count for nothing"
 
 
-def test_what_the_code_of_a_method_names_of_its_class(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_of_class_attribute_used_by_a_method_is_found(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Holder, "shared", ChatTeola(pool=pool))
     assert pool_of_graph(graph(node=Holder(None).of_the_class)) is pool
     assert pool_of_graph(graph(node=Holder(None).again)) is None
 
 
-def test_agents(pool: EnginePool) -> None:
+def test_pools_of_agent_models_tools_and_middleware_are_found(pool: EnginePool) -> None:
     @wrap_model_call
     def choose(request: Any, handler: Any) -> Any:
         return handler(request.override(model=model))
@@ -199,7 +201,7 @@ def test_agents(pool: EnginePool) -> None:
     assert list(pools_by_node(create_agent(mine, middleware=[choose]))) == ["model"]
 
 
-def test_conditional_edges_and_the_functional_api(pool: EnginePool) -> None:
+def test_pools_in_conditional_edges_and_entrypoints_are_found(pool: EnginePool) -> None:
     model = ChatTeola(pool=pool)
     made = StateGraph(State)
     made.add_node("a", closure(None))
@@ -214,7 +216,7 @@ def test_conditional_edges_and_the_functional_api(pool: EnginePool) -> None:
     assert pool_of_graph(flow) is pool
 
 
-def test_the_graph_is_accelerated_with_it(pool: EnginePool) -> None:
+def test_graph_is_accelerated_with_the_pool_that_was_found(pool: EnginePool) -> None:
     made = graph(here=closure(ChatTeola(pool=pool, max_tokens=4)))
     fast = accelerate(made)
     assert fast.invoke({"said": []}) == made.invoke({"said": []})
@@ -225,7 +227,7 @@ def test_the_graph_is_accelerated_with_it(pool: EnginePool) -> None:
 # ------------------------------------------------------------ two of them
 
 
-def test_two_pools(pool: EnginePool, other: EnginePool) -> None:
+def test_graph_with_two_pools_raises_without_pool_option(pool: EnginePool, other: EnginePool) -> None:
     made = graph(a=closure(ChatTeola(pool=pool)), b=closure(ChatTeola(pool=other)), c=closure(ChatTeola(pool=pool)))
     with pytest.raises(RegistrationError) as raised:
         accelerate(made)
@@ -278,7 +280,7 @@ class Properties:
         raise RuntimeError("touched")
 
 
-def test_nothing_of_the_users_runs(pool: EnginePool) -> None:
+def test_pool_search_runs_no_user_code(pool: EnginePool) -> None:
     class Own(ChatTeola):
         @property
         def secret(self) -> Any:
@@ -291,7 +293,7 @@ def test_nothing_of_the_users_runs(pool: EnginePool) -> None:
     assert not Touchy.ran
 
 
-def test_the_search_is_bounded(pool: EnginePool) -> None:
+def test_pool_search_is_bounded(pool: EnginePool) -> None:
     endless: list[Any] = []
     endless.append(endless)
     wide = [[object() for _ in range(2000)] for _ in range(200)]
@@ -301,7 +303,7 @@ def test_the_search_is_bounded(pool: EnginePool) -> None:
     assert time.perf_counter() - before < 5 and MAX_OBJECTS < 200 * 2000
 
 
-def test_a_retriever_alone_names_its_pool(pool: EnginePool) -> None:
+def test_pool_of_a_retriever_is_found(pool: EnginePool) -> None:
     """Also in a chain, and behind a tool."""
     retriever = store(pool).as_retriever()
     assert the_pool_of(retriever) is pool and the_pool_of(retriever | RunnableLambda(len)) is pool

@@ -227,7 +227,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", READERS)
-def test_calls_of_models_that_settings_objects_choose_are_prefetched(stub: Stub, name: str, way: str) -> None:
+def test_calls_of_models_chosen_by_settings_objects_are_prefetched(stub: Stub, name: str, way: str) -> None:
     read, settings = READERS[name], settings_for(stub)
     expected = requests_of(stub, graph_of(read), way, settings)
     assert expected[2] == 1
@@ -236,14 +236,14 @@ def test_calls_of_models_that_settings_objects_choose_are_prefetched(stub: Stub,
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_async_nodes_gain_as_well(stub: Stub, name: str) -> None:
+def test_async_node_calls_with_settings_objects_are_prefetched(stub: Stub, name: str) -> None:
     read, settings = READERS[name], settings_for(stub)
     expected = requests_of(stub, async_graph_of(read), "ainvoke", settings)
 
     assert comes_to_gain(stub, accelerate(async_graph_of(read)), "ainvoke", settings, expected)
 
 
-def test_defaults_gain_from_the_first_call_on(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_settings_prefetch_from_the_first_call_on(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASE_URL", stub.base_url)
     read = PydanticConfiguration.from_runnable_config
     expected = requests_of(stub, graph_of(read), "invoke", {})
@@ -255,7 +255,7 @@ def test_defaults_gain_from_the_first_call_on(stub: Stub, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_settings_in_turn_have_their_own_models(stub: Stub, name: str) -> None:
+def test_alternating_settings_use_their_own_models(stub: Stub, name: str) -> None:
     original, graph = graph_of(READERS[name]), accelerate(graph_of(READERS[name]))
 
     for number in [1, 2] * 3:
@@ -265,7 +265,7 @@ def test_settings_in_turn_have_their_own_models(stub: Stub, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pydantic and environment", "names in a list", "function of the module"])
-def test_variable_that_changes_between_queries_counts_in_the_next(
+def test_changed_environment_variable_applies_to_the_next_query(
     stub: Stub, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, graph = graph_of(READERS[name]), accelerate(graph_of(READERS[name]))
@@ -281,7 +281,7 @@ def test_variable_that_changes_between_queries_counts_in_the_next(
     assert comes_to_gain(stub, graph, "invoke", settings, expected)
 
 
-def test_no_tenant_has_the_key_of_another(stub: Stub) -> None:
+def test_each_tenant_uses_its_own_api_key(stub: Stub) -> None:
     @dataclass(kw_only=True)
     class WithKey(RetrievalConfiguration):
         api_key: str = "none"
@@ -305,7 +305,7 @@ def test_no_tenant_has_the_key_of_another(stub: Stub) -> None:
         assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {tenant}"] * 2
 
 
-def test_key_in_the_environment_is_that_of_the_query(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_read_from_the_environment_of_the_query(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"])
         return {"first": model.invoke("a").text}
@@ -334,7 +334,7 @@ class Credentials(BaseModel):
 credentials = Credentials()
 
 
-def test_secret_key_in_a_global_is_that_of_the_query(stub: Stub) -> None:
+def test_api_key_in_a_global_is_read_for_each_query(stub: Stub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"], api_key=credentials.api_key)
         return {"first": model.invoke("a").text}
@@ -440,7 +440,7 @@ IN_PLACE: dict[str, Read] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_settings_that_depend_on_more_leave_calls_in_their_places(
+def test_settings_with_custom_code_keep_the_originals_requests(
     stub: Stub, name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     global counter
@@ -456,7 +456,7 @@ def test_settings_that_depend_on_more_leave_calls_in_their_places(
         assert result[:2] == expected[:2]
 
 
-def test_settings_that_cannot_be_made_raise_what_they_raised(stub: Stub) -> None:
+def test_settings_that_cannot_be_created_raise_the_originals_error(stub: Stub) -> None:
     def read(config: RunnableConfig) -> Configuration:
         return Configuration(**{k: v for k, v in config["configurable"].items() if k != "note"})
 
@@ -473,7 +473,7 @@ def test_settings_that_cannot_be_made_raise_what_they_raised(stub: Stub) -> None
     assert stub.asked == []
 
 
-def test_settings_that_are_not_valid_raise_what_they_raised(stub: Stub) -> None:
+def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
     original = graph_of(PydanticConfiguration.from_runnable_config)
     graph = accelerate(graph_of(PydanticConfiguration.from_runnable_config))
     settings = settings_for(stub, max_notes="many")
@@ -489,7 +489,7 @@ def test_settings_that_are_not_valid_raise_what_they_raised(stub: Stub) -> None:
     assert stub.asked == []
 
 
-def test_settings_object_that_a_node_changes_is_read_as_it_is_then(stub: Stub) -> None:
+def test_settings_object_changed_by_a_node_keeps_the_originals_requests(stub: Stub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configuration = Configuration.from_runnable_config(config)
         configuration.note_prompt = "other"
@@ -509,7 +509,7 @@ def test_settings_object_that_a_node_changes_is_read_as_it_is_then(stub: Stub) -
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
 
 
-def test_objects_of_data_classes_are_no_text(stub: Stub) -> None:
+def test_settings_object_formatted_into_a_prompt_keeps_the_requests(stub: Stub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configuration = Configuration.from_runnable_config(config)
         model = load_chat_model(configuration.query_model, configuration.base_url)
@@ -539,7 +539,7 @@ def test_report_names_calls_of_default_settings(stub: Stub, monkeypatch: pytest.
     assert all(row.start.endswith("with other settings from their second call on") for row in report.calls)
 
 
-def test_report_says_from_which_query_on_calls_of_other_settings_are_prefetched(stub: Stub) -> None:
+def test_report_names_query_from_which_calls_are_prefetched(stub: Stub) -> None:
     graph, settings = accelerate(graph_of(get_configuration)), settings_for(stub)
     before = graph.report()
 
@@ -566,7 +566,7 @@ def test_report_forgets_the_settings_of_a_tenant(stub: Stub) -> None:
         assert [row.reason for row in graph.report().calls] == [Reason.MODEL_OF_SETTINGS] * 2
 
 
-def test_report_leaves_calls_of_classes_with_validators_in_their_places(stub: Stub) -> None:
+def test_report_lists_calls_of_settings_with_validators_as_not_prefetched(stub: Stub) -> None:
     report = accelerate(graph_of(WithValidator.from_runnable_config)).report()
 
     assert [row.status for row in report.calls] == [Status.IN_PLACE] * 2

@@ -189,7 +189,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "messages"])
 @pytest.mark.parametrize("name", BUILDS)
-def test_calls_of_a_model_that_settings_choose_are_prefetched(stub: Stub, name: str, way: str) -> None:
+def test_calls_of_a_model_chosen_by_settings_are_prefetched(stub: Stub, name: str, way: str) -> None:
     build, settings_for = BUILDS[name]
     settings = settings_for(stub.base_url)
     expected = requests_of(stub, build(), way, settings)
@@ -198,7 +198,7 @@ def test_calls_of_a_model_that_settings_choose_are_prefetched(stub: Stub, name: 
     assert comes_to_gain(stub, accelerate(build()), way, settings, expected)
 
 
-def test_each_call_has_the_model_of_its_own_settings(stub: Stub) -> None:
+def test_each_call_uses_the_model_of_its_settings(stub: Stub) -> None:
     graph, plain = accelerate(key_of_the_config()), key_of_the_config()
     models = [f"openai/model-{number}" for number in range(20)]
 
@@ -208,7 +208,7 @@ def test_each_call_has_the_model_of_its_own_settings(stub: Stub) -> None:
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
 
 
-def test_requests_have_the_key_of_their_own_call(stub: Stub) -> None:
+def test_requests_use_the_api_key_of_their_call(stub: Stub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configurable = config["configurable"]
         return {"first": load_chat_model(f"openai/{MODEL}", configurable["url"], configurable["key"]).invoke("a").text}
@@ -226,7 +226,7 @@ def test_requests_have_the_key_of_their_own_call(stub: Stub) -> None:
         assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {key}"] * 2
 
 
-def test_settings_that_a_graph_was_compiled_with_gain_from_the_first_call_on(stub: Stub) -> None:
+def test_settings_bound_to_a_graph_prefetch_from_first_call_on(stub: Stub) -> None:
     config: Any = {"configurable": {"model": f"openai/{MODEL}", "url": stub.base_url}}
     graph = key_of_the_config().with_config(config)
     expected = requests_of(stub, graph, "invoke", {})
@@ -235,7 +235,7 @@ def test_settings_that_a_graph_was_compiled_with_gain_from_the_first_call_on(stu
     assert requests_of(stub, accelerate(graph), "invoke", {})[:2] == expected[:2]
 
 
-def test_graph_that_is_a_node_has_the_settings_of_the_graph_around_it(stub: Stub) -> None:
+def test_graph_as_a_node_inherits_the_outer_settings(stub: Stub) -> None:
     def build() -> Any:
         builder = StateGraph(State)
         builder.add_node("inner", key_of_the_config())
@@ -248,7 +248,7 @@ def test_graph_that_is_a_node_has_the_settings_of_the_graph_around_it(stub: Stub
     assert comes_to_gain(stub, accelerate(build()), "invoke", settings, expected)
 
 
-def test_default_of_an_argument_that_langgraph_gives_is_not_believed(stub: Stub) -> None:
+def test_default_of_a_config_argument_is_not_used_for_prompts(stub: Stub) -> None:
     def build() -> Any:
         model = ChatOpenAI(model=MODEL, base_url=stub.base_url, api_key="k")  # type: ignore[arg-type]
 
@@ -263,7 +263,7 @@ def test_default_of_an_argument_that_langgraph_gives_is_not_believed(stub: Stub)
     assert requests_of(stub, accelerate(build()), "invoke", {})[:2] == expected[:2]
 
 
-def test_plans_of_settings_are_forgotten_with_their_tenant(stub: Stub) -> None:
+def test_forgetting_a_tenant_drops_plans_of_its_settings(stub: Stub) -> None:
     settings = configurable_of(stub.base_url)
     expected = requests_of(stub, key_of_the_config(), "invoke", settings)
     with EnginePool.local(llm=FakeLLM()) as pool:

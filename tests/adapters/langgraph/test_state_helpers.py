@@ -88,7 +88,7 @@ def compiled(pool: EnginePool, helper: Callable[[State], str]) -> Any:
 
 @every
 @pytest.mark.parametrize("given", GIVEN, ids=["asked", "nothing", "both"])
-def test_the_answer_is_the_plain_one(pool: EnginePool, name: str, given: State) -> None:
+def test_state_helpers_give_the_answer_of_the_original(pool: EnginePool, name: str, given: State) -> None:
     graph = compiled(pool, HELPERS[name])
     expected, fast = graph.invoke(given), accelerate(graph)
     assert fast.invoke(given) == expected
@@ -96,7 +96,7 @@ def test_the_answer_is_the_plain_one(pool: EnginePool, name: str, given: State) 
 
 
 @every
-def test_the_next_prompt_is_known_up_to_what_is_missing(pool: EnginePool, name: str) -> None:
+def test_prompt_of_a_helper_is_prefilled_up_to_missing_state(pool: EnginePool, name: str) -> None:
     """Not all of the state, which has no plan and no answer yet."""
     fast = accelerate(compiled(pool, HELPERS[name]))
     fast.invoke({"question": "why?", "tone": "short"})
@@ -121,7 +121,7 @@ SEEN: list[int] = []
 
 
 @pytest.mark.parametrize("helper", [changes, elsewhere])
-def test_what_does_more_than_read_runs_in_its_place(pool: EnginePool, helper: Callable[[State], str]) -> None:
+def test_helper_with_side_effects_runs_as_often_as_originally(pool: EnginePool, helper: Callable[[State], str]) -> None:
     graph = compiled(pool, helper)
     SEEN.clear()
     expected = graph.invoke({"question": "why?"})

@@ -80,16 +80,16 @@ def plain(text: str, often: int = 1, kind: Literal["a", "b"] | None = None) -> s
     return text
 
 
-def test_schemas_of_the_framework_and_of_plain_fields_are_plain() -> None:
+def test_schemas_with_plain_fields_are_plain() -> None:
     assert all(map(is_plain, [None, {"type": "object"}, Fields, plain.args_schema]))
 
 
 @pytest.mark.parametrize("schema", [Validated, Whole, Before, After, Predicated, Nested, Made, Own, Old, "no", int])
-def test_schemas_with_code_of_ones_own_are_not(schema: Any) -> None:
+def test_schemas_with_user_code_are_not_plain(schema: Any) -> None:
     assert not is_plain(schema)
 
 
-def test_arguments_are_what_the_function_gets() -> None:
+def test_function_arguments_equal_those_of_a_tool_call() -> None:
     assert function_arguments(plain, {"text": "x", "often": "2"}) == ((), {"text": "x", "often": 2, "kind": None})
     with pytest.raises(pydantic.ValidationError):
         function_arguments(plain, {"often": 1})
@@ -121,6 +121,6 @@ def with_optional(x: int, where: RunnableConfig | None = None) -> int:
     return x
 
 
-def test_functions_that_take_what_only_their_place_has() -> None:
+def test_functions_with_config_or_callbacks_need_runtime_context() -> None:
     assert all(map(needs_runtime_context, [with_callbacks, with_config, with_optional, 3]))
     assert not any(map(needs_runtime_context, [one, functools.partial(one, 1), "text".join, lambda *a, **k: 1]))

@@ -89,7 +89,7 @@ async def events_of(graph: Any) -> list[Any]:
 
 @pytest.mark.parametrize("on_loop", [False, True])
 @pytest.mark.parametrize("error", [None, ToolException("ask later"), ZeroDivisionError("no weather")])
-async def test_events_of_a_prefetched_call_are_those_of_the_plain_agent(
+async def test_events_of_a_prefetched_tool_equal_the_originals(
     at: World, on_loop: bool, error: Exception | None
 ) -> None:
     plain = agent(at.model, [look_of(at, on_loop=on_loop, error=error, handle_tool_error=True)])
@@ -105,7 +105,7 @@ async def test_events_of_a_prefetched_call_are_those_of_the_plain_agent(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("on_loop", [False, True])
-def test_the_artifact_is_the_very_object_that_the_function_made(at: World, way: str, on_loop: bool) -> None:
+def test_artifact_of_a_prefetched_tool_is_the_same_object(at: World, way: str, on_loop: bool) -> None:
     artifacts: list[Any] = [object()]
 
     def look(city: str) -> tuple[str, Any]:
@@ -127,7 +127,7 @@ def test_the_artifact_is_the_very_object_that_the_function_made(at: World, way: 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("error", [ConnectionError("lost"), TimeoutError("late")])
-def test_a_tool_that_failed_is_not_called_again(at: World, way: str, error: Exception) -> None:
+def test_failed_prefetched_tool_is_not_called_again(at: World, way: str, error: Exception) -> None:
     at.writes(call("look", city="Rome"), at.has_run())
     with pytest.raises(type(error)):
         run(at.fast(agent(at.model, [look_of(at, error=error)])), way)
@@ -143,7 +143,7 @@ class Listener(BaseCallbackHandler):
         self.starts.append(input_str)
 
 
-def test_handlers_and_error_handlers_of_a_tool_are_called_in_its_place_only(at: World) -> None:
+def test_callbacks_of_a_prefetched_tool_run_only_when_claimed(at: World) -> None:
     handled: list[str] = []
 
     def handle(error: ToolException) -> str:
@@ -159,7 +159,7 @@ def test_handlers_and_error_handlers_of_a_tool_are_called_in_its_place_only(at: 
     assert (handled, len(listener.starts)) == (["ask later"], 1)
 
 
-def test_an_agent_runs_the_very_tools_of_the_original(at: World) -> None:
+def test_accelerated_agent_uses_the_tool_objects_of_the_original(at: World) -> None:
     made = look_of(at)
     fast = at.fast(agent(at.model, [made]))
     assert fast.nodes["tools"].bound.tools_by_name["look"] is made
@@ -167,7 +167,7 @@ def test_an_agent_runs_the_very_tools_of_the_original(at: World) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_tool_with_a_config_or_state_is_called_in_its_place(at: World, way: str) -> None:
+def test_tool_with_config_or_state_is_not_prefetched(at: World, way: str) -> None:
     @read_only
     @tool
     def configured(city: str, config: RunnableConfig) -> str:
@@ -190,7 +190,7 @@ def test_a_tool_with_a_config_or_state_is_called_in_its_place(at: World, way: st
     assert speculative_outcomes(fast) == []
 
 
-def test_a_function_that_goes_on_although_it_was_stopped_is_called_in_its_place(at: World) -> None:
+def test_tool_that_ignores_its_stop_is_wasted_and_run_again(at: World) -> None:
     @read_only
     @tool
     def stubborn(city: str) -> str:
@@ -215,7 +215,7 @@ def test_a_function_that_goes_on_although_it_was_stopped_is_called_in_its_place(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_after_uninstall_tools_run_in_their_places(at: World, way: str) -> None:
+def test_uninstall_turns_off_tool_prefetch(at: World, way: str) -> None:
     fast = at.fast(agent(at.model, [look_of(at)]))
     teola_plugin.uninstall()
     at.writes(call("look", city="Rome"))
@@ -224,7 +224,7 @@ def test_after_uninstall_tools_run_in_their_places(at: World, way: str) -> None:
     assert at.ran == ["Rome"]
 
 
-def test_a_method_that_somebody_has_replaced_is_called_in_its_place(at: World) -> None:
+def test_tool_with_replaced_run_method_is_not_prefetched(at: World) -> None:
     fast = at.fast(agent(at.model, [look_of(at)]))
     at.writes(call("look", city="Rome"))
     with mock.patch.object(StructuredTool, "_run", lambda self, **kwargs: ("replaced", None)):
@@ -256,7 +256,7 @@ class Ends(AsyncCallbackHandler):
             self.events.append((event, what))
 
 
-async def test_a_cancelled_call_cancels_the_tool_and_tells_of_what_the_tool_called(at: World) -> None:
+async def test_cancelled_call_cancels_prefetched_tool_and_sends_error_events(at: World) -> None:
     async def wait(city: str) -> str:
         at.ran.append(city)
         await asyncio.sleep(60)
@@ -292,7 +292,7 @@ async def test_a_cancelled_call_cancels_the_tool_and_tells_of_what_the_tool_call
     assert speculative_outcomes(fast) == ["wasted"]
 
 
-def test_messages_are_those_of_the_plain_agent_where_arguments_are_dates(at: World) -> None:
+def test_prefetched_tool_with_date_arguments_gives_the_same_messages(at: World) -> None:
     @read_only
     @tool
     def plan(day: datetime.date) -> str:
