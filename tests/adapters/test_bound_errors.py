@@ -78,7 +78,9 @@ def raised(ask: Callable[[Any, str], Any], model: Any, text: str) -> Any:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", CHAT)
-def test_chat_models_of_langchain(stub: Stub, pool: EnginePool, way: str, fault: str) -> None:
+def test_bound_langchain_chat_model_raises_the_originals_errors(
+    stub: Stub, pool: EnginePool, way: str, fault: str
+) -> None:
     text, options = FAULTS[fault]
     given = {"base_url": options.get("url", stub.base_url), "timeout": options.get("timeout", 20.0)}
     own = ChatOpenAI(model=MODEL, api_key="none", max_retries=0, temperature=0.0, **given)  # type: ignore[arg-type]
@@ -89,7 +91,7 @@ def test_chat_models_of_langchain(stub: Stub, pool: EnginePool, way: str, fault:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", LLM)
-def test_llms_of_llamaindex(stub: Stub, pool: EnginePool, way: str, fault: str) -> None:
+def test_bound_llamaindex_llm_raises_the_originals_errors(stub: Stub, pool: EnginePool, way: str, fault: str) -> None:
     text, options = FAULTS[fault]
     given: dict[str, Any] = {"api_base": options.get("url", stub.base_url), "timeout": options.get("timeout", 20.0)}
     own = OpenAILike(model=MODEL, api_key="none", is_chat_model=True, max_retries=0, **given)
@@ -119,7 +121,7 @@ class _Broken:
     encode_document = encode_query
 
 
-def test_what_a_local_model_raises_is_told_by_the_engine() -> None:
+def test_error_of_a_local_model_is_in_the_engine_error() -> None:
     pytest.importorskip("torch", reason="needs models")
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine
     from teola_plugin.langchain import TeolaEmbeddings

@@ -97,7 +97,7 @@ def lines(text: str) -> list[str]:
 # ------------------------------------------------------------ the three lines
 
 
-def test_own_models_have_no_figure_before_they_were_measured() -> None:
+def test_explain_gives_no_figure_before_a_measurement() -> None:
     """It said `ratio 1.50 (by the engines' profiles)`, or 1.00, of models that nobody had measured."""
     fast = accelerate(three(Hosted()))
     assert lines(fast.explain(QUESTION)) == [
@@ -120,7 +120,7 @@ def ratio_of(line: str) -> float:
     return float(line.split(" times")[0])
 
 
-def test_what_was_measured_is_what_it_says() -> None:
+def test_explain_gives_the_measured_speed_up() -> None:
     """Of the last call, and the plain object's time is as it says: in virtual time, 3 calls in the time of 2."""
 
     async def measured() -> tuple[float, float, str]:
@@ -133,7 +133,7 @@ def test_what_was_measured_is_what_it_says() -> None:
     assert took == pytest.approx(0.6) and fast == pytest.approx(0.4) and ratio_of(said) == 1.5
 
 
-def test_what_was_measured_without_a_pool() -> None:
+def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
     """Its calls one after the other, against all of the last call, as its trace has both."""
     fast = accelerate(three(Hosted(seconds=0.2)))
     fast.invoke(QUESTION)
@@ -148,7 +148,7 @@ def test_what_was_measured_without_a_pool() -> None:
         assert ratio_of(said) == pytest.approx((sum(calls) + code_s) / trace.seconds, abs=0.0051)
 
 
-def test_one_call_at_a_time_is_no_gain() -> None:
+def test_explain_expects_no_gain_for_a_sync_model() -> None:
     """What has no async code is asked once at a time, so nothing is sooner, and nothing says so."""
     fast = accelerate(three(Slow()))
     fast.invoke(QUESTION)
@@ -159,7 +159,7 @@ def test_one_call_at_a_time_is_no_gain() -> None:
     ]
 
 
-def test_a_pool_whose_answers_are_of_unknown_length() -> None:
+def test_explain_gives_no_figure_for_answers_of_unknown_length() -> None:
     """By profiles it was `as written 2.857 s, now 2.885 s, ratio 0.99`; it is 1.04 of 1.0 s."""
 
     async def measured() -> tuple[list[str], float, float, str]:
@@ -194,13 +194,13 @@ def test_a_pool_whose_answers_are_of_unknown_length() -> None:
         (lambda m: RunnablePassthrough(), "no part of it can start sooner or is served by an engine"),
     ],
 )
-def test_why_there_is_no_gain(pool: EnginePool, make: Callable[[Any], Any], why: str) -> None:
+def test_explain_gives_the_reason_for_no_gain(pool: EnginePool, make: Callable[[Any], Any], why: str) -> None:
     fast = accelerate(make(ChatTeola(pool=pool, max_tokens=4)))
     told = lines(fast.explain(QUESTION))
     assert told[1] == "nothing" and told[2].startswith(f"no gain: {why}") and not fast.gains
 
 
-def test_what_to_change_first(pool: EnginePool) -> None:
+def test_explain_names_the_first_change_to_make(pool: EnginePool) -> None:
     model = ChatTeola(pool=pool, max_tokens=4)
     chain = RunnablePassthrough.assign(a=ask("Rewrite {question}", model)) | ask("Say {a} again, of {question}", model)
     said = lines(accelerate(chain).explain(QUESTION))[2]
@@ -258,7 +258,7 @@ OBJECTS: dict[str, Callable[[EnginePool], Any]] = {
 
 
 @pytest.mark.parametrize("name", list(OBJECTS))
-def test_one_layout(pool: EnginePool, name: str) -> None:
+def test_explain_has_one_layout_for_all_objects(pool: EnginePool, name: str) -> None:
     fast = accelerate(OBJECTS[name](pool), pool=None if name == "plain graph" else pool)
     short, whole = fast.explain(), fast.explain(details=True)
     assert lines(short) and whole.startswith(f"{short}\n\nWhat was understood\n-------------------\n")
@@ -266,7 +266,7 @@ def test_one_layout(pool: EnginePool, name: str) -> None:
     assert (lines(short)[1] == "nothing") == lines(short)[2].startswith("no gain")
 
 
-def test_a_graph(pool: EnginePool) -> None:
+def test_explain_of_a_graph_gives_figures_after_a_call(pool: EnginePool) -> None:
     fast = accelerate(graph(ChatTeola(pool=pool, max_tokens=4)))
     assert lines(fast.explain())[1:] == [
         "two.model: when one begins",
@@ -297,13 +297,11 @@ def trace_of(*calls: tuple[float, float, float], engine: str = "wrapped") -> Que
     ],
     ids=["each in its place", "prefetched", "side by side in the original", "on an engine", "no calls"],
 )
-def test_time_that_was_saved_is_what_calls_took_less_what_the_original_waited(
-    trace: QueryTrace, saved: float | None
-) -> None:
+def test_seconds_saved_are_call_time_minus_waiting_time(trace: QueryTrace, saved: float | None) -> None:
     assert seconds_saved(trace) == (None if saved is None else pytest.approx(saved))
 
 
-def test_a_call_that_gained_nothing_is_said_to_have_gained_nothing() -> None:
+def test_call_without_gain_is_described_as_no_gain() -> None:
     assert describe_measured_gain(trace_of((1.0, 0.0, 1.0), (1.0, 1.0, 2.0))).startswith(
         "no gain in the last call (3.00 s)"
     )
@@ -324,7 +322,7 @@ def side_by_side(*seconds: float) -> tuple[Graph, QueryTrace]:
     return graph, QueryTrace("q", "app", 0.0, ends[-1] + 1.0, tuple(spans))
 
 
-def test_a_call_that_took_longer_than_in_its_place_is_said_to_be_slower() -> None:
+def test_slower_call_is_described_as_slower() -> None:
     """It said `0.67 times faster`."""
     graph, trace = side_by_side(1.0, 2.0)
 
@@ -334,13 +332,13 @@ def test_a_call_that_took_longer_than_in_its_place_is_said_to_be_slower() -> Non
     )
 
 
-def test_time_without_calls_is_no_loss() -> None:
+def test_time_without_calls_counts_as_no_loss() -> None:
     graph, trace = side_by_side(1.0)
 
     assert describe_measured_gain(trace, graph).startswith("no gain in the last call (2.00 s)")
 
 
-def test_functions_whose_calls_are_prefetched_are_no_reason_for_advice() -> None:
+def test_function_with_prefetched_calls_gets_no_advice() -> None:
     model = Slow()
     answer_all = RunnableLambda(lambda given: [model.invoke(f"{one} in short") for one in given["questions"]])
     fast = accelerate(RunnablePassthrough() | answer_all, concurrent=[Slow])
@@ -349,7 +347,7 @@ def test_functions_whose_calls_are_prefetched_are_no_reason_for_advice() -> None
     assert "together with those of the other items" in said
 
 
-def test_a_part_counts_once() -> None:
+def test_explain_counts_each_part_once() -> None:
     """LlamaIndex's report has a row for each way in which a part is asked."""
     fast = accelerate(index().as_query_engine(llm=MockLLM()))
     assert lines(fast.explain())[0] == "2 parts: 2 unchanged (VectorIndexRetriever and CompactAndRefine)"
@@ -358,13 +356,13 @@ def test_a_part_counts_once() -> None:
 # ------------------------------------------------------------ words
 
 
-def test_components_of_primitives() -> None:
+def test_component_of_strips_primitive_suffixes() -> None:
     assert component_of("model.prefilling.partial#0") == component_of("model.decoding#1") == "model"
     assert component_of("found[0]/found.retrieve.embedding") == "found.retrieve"
     assert component_of("rows#1") == "rows" and component_of("part1/a.searching") == "a"
     assert component_of("store.call#3") == "store.call"
 
 
-def test_long_lists_are_cut() -> None:
+def test_listed_cuts_long_lists() -> None:
     assert listed([]) == "" and listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
     assert listed(["a", "b", "c", "d", "e"], "or") == "a, b, c or 2 more"

@@ -96,7 +96,7 @@ def pool_with(*dedicated: str) -> Iterator[EnginePool]:
 
 
 @pytest.mark.parametrize("case", UNDEDICATED)
-def test_engine_that_is_not_dedicated_is_named_with_the_line_that_changes_it(case: str) -> None:
+def test_report_names_undedicated_engine_and_its_fix(case: str) -> None:
     make, name, engines, fix = UNDEDICATED[case]
     others = {one for _, _, names, _ in UNDEDICATED.values() for one in names} - {*engines}
     with pool_with(*others) as pool:
@@ -113,14 +113,14 @@ def test_engine_that_is_not_dedicated_is_named_with_the_line_that_changes_it(cas
 
 
 @pytest.mark.parametrize("options", [{"speculate": "off"}, {"passes": ()}])
-def test_engines_are_not_named_where_nothing_would_be_made_on_a_guess(options: dict[str, Any]) -> None:
+def test_report_omits_undedicated_engines_without_speculation(options: dict[str, Any]) -> None:
     with pool_with() as pool:
         report = accelerate(documented(pool), **options).report()
 
     assert Reason.NOT_DEDICATED not in {row.reason for row in report.calls}
 
 
-def test_engines_that_make_no_difference_are_not_named() -> None:
+def test_report_omits_engines_without_effect() -> None:
     """Each call needs what the one before gave."""
     with pool_with() as pool:
         ask, model = ChatPromptTemplate.from_template, ChatTeola(pool=pool, max_tokens=4)
@@ -138,7 +138,7 @@ class PoolOfCluster:
         return object.__new__(SharedEngine)
 
 
-def test_shared_engine_is_named_with_the_option_of_its_file() -> None:
+def test_report_names_the_pool_file_option_of_a_shared_engine() -> None:
     explanation = explain_undedicated(PoolOfCluster(), lambda engines: "llm" in engines)  # type: ignore[arg-type]
 
     assert explanation is not None
@@ -177,7 +177,7 @@ def node_with_a_model_outside(state: State) -> State:
 
 
 @pytest.mark.parametrize("node", [node_creates_a_model, node_with_a_model_of_the_state])
-def test_model_that_a_node_creates_is_named_with_the_line_that_changes_it(node: Any) -> None:
+def test_report_names_model_created_in_a_node_and_its_fix(node: Any) -> None:
     before = accelerate(two_nodes(node)).report()
     after = accelerate(two_nodes(node_with_a_model_outside)).report()
 
@@ -191,7 +191,7 @@ def test_model_that_a_node_creates_is_named_with_the_line_that_changes_it(node: 
     assert Reason.MODEL_INSIDE not in {row.reason for row in after.calls}
 
 
-def test_model_that_a_function_of_a_chain_creates_is_named() -> None:
+def test_report_names_model_created_in_a_function_of_a_chain() -> None:
     model = Chat(ledger=Ledger())
 
     def creates(x: str) -> list[AIMessage]:
@@ -208,7 +208,7 @@ def test_model_that_a_function_of_a_chain_creates_is_named() -> None:
     assert [row.name for row in after.with_status(Status.PREFETCHED)] == ["uses.model2"]
 
 
-def test_model_that_settings_choose_is_said_to_be_prefetched_from_the_second_call_on() -> None:
+def test_report_names_model_chosen_by_settings_without_fix() -> None:
     def second(state: State, config: RunnableConfig) -> State:
         model = Chat(ledger=Ledger(), name=config["configurable"]["name"])
         return {"b": model.invoke(f"B of {state['x']}").text}
@@ -235,7 +235,7 @@ def node_with_a_model_of_the_environment(state: State) -> State:
         (node_with_a_model_of_the_environment, "with other settings from their second call on"),
     ],
 )
-def test_gain_with_a_model_of_settings_is_not_known_before_and_measured_after(
+def test_speed_up_with_model_of_settings_is_known_after_calls(
     node: Any, said_before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fake_server(0.2, keeps_connections=False) as server:
@@ -288,7 +288,7 @@ class Uses(Creates):
         return StopEvent(result=[str(await self.llm.acomplete("A")), str(await self.llm.acomplete("B"))])
 
 
-def test_llm_that_a_step_creates_is_named_with_the_line_that_changes_it() -> None:
+def test_report_names_llm_created_in_a_step_and_its_fix() -> None:
     before = accelerate(Creates()).report()
     after = accelerate(Uses()).report()
 

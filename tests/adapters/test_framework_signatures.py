@@ -46,7 +46,7 @@ def overridden_methods() -> list[Any]:
 
 
 @pytest.mark.parametrize(("method", "own"), overridden_methods())
-def test_methods_take_the_arguments_of_the_base_class(method: Any, own: Any) -> None:
+def test_methods_accept_the_arguments_of_the_base_class(method: Any, own: Any) -> None:
     parameters = inspect.signature(method).parameters.values()
     by_keyword = {one.name: one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     by_position = [one.name for one in parameters if one.kind not in _VARIABLE and one.name not in by_keyword]
@@ -65,7 +65,7 @@ def test_methods_take_the_arguments_of_the_base_class(method: Any, own: Any) -> 
 
 
 @pytest.mark.parametrize("own", [langchain.TeolaVectorStore, langchain.TeolaEmbeddings, llamaindex.TeolaVectorStore])
-def test_no_public_method_is_left_to_a_base_class_that_only_raises(own: type) -> None:
+def test_no_public_method_is_inherited_from_a_raising_base_class(own: type) -> None:
     missing = [
         name
         for name, method in inspect.getmembers(own, inspect.isfunction)

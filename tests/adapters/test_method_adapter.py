@@ -147,7 +147,7 @@ def adapter() -> Iterator[ToyAdapter]:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", APPS)
-def test_an_accelerated_app_does_what_the_original_does(name: str, entry: str) -> None:
+def test_accelerated_app_gives_results_and_calls_of_the_original(name: str, entry: str) -> None:
     original_calls, calls = Calls(), Calls()
     expected = observed(APPS[name](original_calls), entry, original_calls)
     app = APPS[name](calls)
@@ -187,7 +187,7 @@ def test_a_changed_app_is_planned_again() -> None:
     assert calls.prompts == {"first why": 1, "changed why": 1, "slow(first why) and slow(changed why)": 1}
 
 
-def test_a_step_that_may_call_anything_leaves_the_app_as_it_is() -> None:
+def test_app_with_an_opaque_step_runs_unchanged() -> None:
     class UnknownStep(ToyStep):
         into = "x"
 
@@ -211,7 +211,7 @@ def test_explain_says_what_is_prefetched() -> None:
     ]
 
 
-def test_models_that_may_not_be_called_on_threads_keep_their_place_in_sync_calls(
+def test_model_not_thread_safe_is_not_prefetched_in_sync_calls(
     adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ToyAdapter, "takes_threads", toy_adapter.MethodAdapter.takes_threads)
@@ -238,7 +238,7 @@ def test_a_cancelled_query_leaves_no_call_under_way() -> None:
     assert asyncio.run(cancelled()) == 1
 
 
-def test_uninstall_puts_the_methods_back() -> None:
+def test_uninstall_restores_the_methods() -> None:
     before = vars(RemoteModel)["_aask"]
     calls = Calls()
     fast = accelerate(independent(calls))
@@ -249,15 +249,15 @@ def test_uninstall_puts_the_methods_back() -> None:
     assert calls.most == 1
 
 
-def test_what_is_not_there_for_the_framework_is_refused() -> None:
+def test_option_unsupported_by_the_framework_raises() -> None:
     with pytest.raises(RegistrationError, match="shadow="):
         accelerate(independent(Calls()), shadow=1.0)
 
 
-def test_an_object_that_no_adapter_recognizes_is_refused() -> None:
+def test_object_without_an_adapter_raises() -> None:
     with pytest.raises(TraceError, match="cannot accelerate"):
         accelerate(object())
 
 
-def test_the_adapter_is_small() -> None:
+def test_toy_adapter_has_at_most_300_lines() -> None:
     assert len(inspect.getsource(toy_adapter).splitlines()) <= 300

@@ -75,7 +75,7 @@ def test_explain_names_each_call_with_its_line(
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
-def test_calls_that_are_said_to_be_prefetched_are_those_that_a_query_takes(app: App, server: FakeServer) -> None:
+def test_calls_reported_as_prefetched_are_claimed_by_a_query(app: App, server: FakeServer) -> None:
     fast = accelerate(app.build(server.base_url))
     expected = {row.name for row in fast.report().with_status(Status.PREFETCHED)}
     way: Any = "ainvoke" if app.kind == "workflow" or app.name in ASYNC_ONLY else "invoke"
@@ -226,7 +226,7 @@ FIXES: dict[str, tuple[Make, Reason, str, Make]] = {
 
 
 @pytest.mark.parametrize("name", FIXES)
-def test_the_line_that_a_row_says_to_write_makes_its_call_prefetched(name: str) -> None:
+def test_fix_in_a_report_row_makes_its_call_prefetched(name: str) -> None:
     make, reason, fix, make_changed = FIXES[name]
     before = make().report()
 
@@ -240,7 +240,7 @@ def test_the_line_that_a_row_says_to_write_makes_its_call_prefetched(name: str) 
 
 
 @pytest.mark.parametrize("make", [two_steps, two_nodes])
-def test_a_cache_of_all_models_is_named_while_it_is_set(make: Callable[[Any], Any]) -> None:
+def test_report_names_a_global_cache_while_it_is_set(make: Callable[[Any], Any]) -> None:
     fast = accelerate(make(chat()))
     set_llm_cache(InMemoryCache())
     try:
@@ -256,7 +256,7 @@ def test_a_cache_of_all_models_is_named_while_it_is_set(make: Callable[[Any], An
 # ------------------------------------------------------------ reasons that no line changes
 
 
-def test_code_that_is_not_understood_is_named_with_its_line() -> None:
+def test_report_names_the_line_of_opaque_code() -> None:
     model = chat()
 
     def first(state: State) -> State:
@@ -278,7 +278,7 @@ def test_code_that_is_not_understood_is_named_with_its_line() -> None:
     assert relative_source(rows["first"].source) in str(rows["second.model"].explanation)
 
 
-def test_functions_without_source_are_named() -> None:
+def test_report_names_functions_without_source() -> None:
     names: dict[str, Any] = {"model": chat()}
     exec("def unread(x):\n    return model.invoke(x)", names)
 
@@ -287,7 +287,7 @@ def test_functions_without_source_are_named() -> None:
     assert [(row.status, row.target, row.reason) for row in rows] == [(Status.NOT_SEEN, "unread", Reason.NO_SOURCE)]
 
 
-def test_approval_by_a_person_is_named() -> None:
+def test_report_names_interrupt_before_a_node() -> None:
     model = chat()
     graph = StateGraph(State)
     graph.add_node("one", lambda state: {"a": model.invoke(f"A of {state['x']}").text})
@@ -301,7 +301,7 @@ def test_approval_by_a_person_is_named() -> None:
     assert row_of(report, Reason.INTERRUPTED_BEFORE).fix == ""
 
 
-def test_node_that_changes_an_object_is_named() -> None:
+def test_report_names_node_that_changes_an_object() -> None:
     model, styles = chat(), {"style": "plain"}
 
     def choose(state: State) -> State:

@@ -83,7 +83,7 @@ class Counting(BaseChatModel):
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
-def test_tokens_are_those_that_the_server_was_asked_for(app: App, server: FakeServer) -> None:
+def test_cost_counts_the_tokens_of_the_requests(app: App, server: FakeServer) -> None:
     value = {"query": app.input} if app.kind == "workflow" else app.input
     original, fast = app.build(server.base_url), accelerate(app.build(server.base_url), prices=PRICES)
     entries = entries_of(original, app.name)
@@ -131,7 +131,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry_point_counts(entry: str, server: FakeServer) -> None:
+def test_cost_counts_calls_at_every_entry_point(entry: str, server: FakeServer) -> None:
     fast = accelerate(two_calls(server, stream_usage=True), prices=PRICES)
     chats(server)
 
@@ -169,7 +169,7 @@ def test_report_is_the_mean_of_the_queries(server: FakeServer) -> None:
 # ------------------------------------------------------------ wasted calls
 
 
-def test_prefetched_call_that_nobody_used_is_counted_apart(server: FakeServer) -> None:
+def test_wasted_prefetched_call_is_counted_separately(server: FakeServer) -> None:
     """The parser between the two calls raises, so the original never makes the second one."""
     model = chat_model(server.base_url)
     first = RunnablePassthrough.assign(a=ASK("A of {x}") | model | JsonOutputParser())
@@ -236,7 +236,7 @@ def test_cached_tokens_have_a_price_of_their_own() -> None:
     assert "(400.0 cached)" in fast.explain()
 
 
-def test_model_of_the_call_counts_before_that_of_the_object() -> None:
+def test_model_bound_to_the_call_decides_the_price() -> None:
     fast = accelerate(ASK("{x}") | Counting().bind(model="large"), prices={"m": PRICE, "large": Price(20, 100)})
 
     fast.invoke({"x": "oats"})
@@ -265,13 +265,13 @@ def test_without_prices_nothing_is_counted() -> None:
         ({"": PRICE}, "no name of a model"),
     ],
 )
-def test_table_that_is_none_is_refused(table: Any, message: str) -> None:
+def test_invalid_price_table_raises(table: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         accelerate(ASK("{x}") | Counting(), prices=table)
 
 
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "0.15", None, True])
-def test_price_that_is_no_number_is_refused(value: Any) -> None:
+def test_price_that_is_no_number_raises(value: Any) -> None:
     with pytest.raises(RegistrationError, match="dollars per million tokens"):
         Price(value, 1)
 
@@ -286,7 +286,7 @@ def graph_of(inner: Any) -> Any:
     return StateGraph(dict).add_node("ask", ask).add_edge(START, "ask").compile()
 
 
-def test_calls_of_an_accelerated_object_inside_count_for_the_outer_one() -> None:
+def test_calls_of_nested_accelerated_object_count_for_outer_one() -> None:
     inner = accelerate(ASK("{x}") | Counting(), prices={"m": PRICE})
     outer = accelerate(graph_of(inner), prices={"m": PRICE})
 
@@ -357,7 +357,7 @@ def test_bad_price_in_yaml_is_refused_with_its_line(price: str, message: str) ->
 # ------------------------------------------------------------ traces
 
 
-def test_trace_says_what_its_query_cost(server: FakeServer) -> None:
+def test_trace_has_the_cost_of_its_query(server: FakeServer) -> None:
     fast = accelerate(two_calls(server), prices=PRICES)
     fast.invoke({"x": "oats"})
     fast.invoke({"x": "ivy"})

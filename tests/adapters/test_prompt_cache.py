@@ -129,7 +129,7 @@ def test_openai_gets_a_key_and_otherwise_the_same_request(server: ProviderServer
     assert len(keys(bodies)[0]) <= 64
 
 
-def test_without_the_option_requests_are_the_originals(server: ProviderServer) -> None:
+def test_requests_without_prompt_cache_option_equal_the_originals(server: ProviderServer) -> None:
     chain = PROMPT | server.chat_openai()
     chain.invoke({"q": "a"})
     original = server.received()
@@ -141,7 +141,7 @@ def test_without_the_option_requests_are_the_originals(server: ProviderServer) -
     assert server.received() == original
 
 
-def test_key_follows_the_app_the_instructions_and_the_tools(server: ProviderServer) -> None:
+def test_cache_key_depends_on_app_instructions_and_tools(server: ProviderServer) -> None:
     def look(place: str) -> str:
         """Look."""
         return place
@@ -164,7 +164,7 @@ def test_key_follows_the_app_the_instructions_and_the_tools(server: ProviderServ
     [{"model_kwargs": {"prompt_cache_key": "mine"}}, {"extra_body": {"prompt_cache_key": "mine"}}],
     ids=["model_kwargs", "extra_body"],
 )
-def test_key_of_the_user_stays(server: ProviderServer, options: dict[str, Any]) -> None:
+def test_cache_key_of_the_user_is_kept(server: ProviderServer, options: dict[str, Any]) -> None:
     accelerate(PROMPT | server.chat_openai(**options), prompt_cache=True).invoke({"q": "a"})
     accelerate(PROMPT | server.chat_openai().bind(prompt_cache_key="mine"), prompt_cache=True).invoke({"q": "a"})
     assert keys(server.received()) == ["mine", "mine"]
@@ -199,7 +199,7 @@ def run_graph(graph: Any, way: str) -> Any:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_prefetched_calls_have_the_key_and_are_made_once(server: ProviderServer, way: str) -> None:
+def test_prefetched_calls_have_the_cache_key_and_are_made_once(server: ProviderServer, way: str) -> None:
     graph = notes_graph(server.chat_openai())
     expected = run_graph(graph, way)
     original = server.received()
@@ -212,7 +212,7 @@ def test_prefetched_calls_have_the_key_and_are_made_once(server: ProviderServer,
     assert counts is not None and counts.hits >= 1
 
 
-def test_models_that_are_made_while_the_app_runs_have_the_key(server: ProviderServer) -> None:
+def test_model_created_during_a_call_has_the_cache_key(server: ProviderServer) -> None:
     graph = notes_graph(None, f"{server.url}/v1")
     expected = graph.invoke(TOPICS)
     original = server.received()
@@ -250,7 +250,7 @@ def test_llamaindex_openai_gets_the_key(server: ProviderServer) -> None:
     assert "OpenAI: calls: 2, different instructions: 1" in fast.explain()
 
 
-def test_other_providers_get_nothing(server: ProviderServer) -> None:
+def test_other_providers_get_no_cache_key(server: ProviderServer) -> None:
     llm = OpenAILike(api_base=f"{server.url}/v1", api_key="key", model="m", is_chat_model=True)
     engine = SummaryIndex.from_documents([Document(text="sheep")]).as_query_engine(llm=llm)
     engine.query("what")
@@ -259,7 +259,7 @@ def test_other_providers_get_nothing(server: ProviderServer) -> None:
     assert accelerated == original
 
 
-def test_classes_of_users_count_as_the_class_above_them() -> None:
+def test_user_subclass_has_the_cache_form_of_its_base_class() -> None:
     class Mine(ChatOpenAI):
         pass
 
@@ -284,7 +284,7 @@ def markers(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_anthropic_gets_a_marker_behind_the_instructions(server: ProviderServer) -> None:
+def test_anthropic_request_gets_a_marker_after_the_instructions(server: ProviderServer) -> None:
     chain = PROMPT | server.chat_anthropic()
     expected = chain.invoke({"q": "a"}).content
     fast = accelerate(chain, prompt_cache=True)
@@ -307,7 +307,7 @@ def turns(count: int) -> list[BaseMessage]:
     return messages
 
 
-def test_conversation_that_goes_on_is_marked_at_its_end(server: ProviderServer) -> None:
+def test_continued_conversation_is_marked_at_its_end(server: ProviderServer) -> None:
     model = server.chat_anthropic().bind(tools=[LOOK])
     fast = accelerate(model, prompt_cache=True)
     for count in range(3):
@@ -322,7 +322,7 @@ def test_conversation_that_goes_on_is_marked_at_its_end(server: ProviderServer) 
     ]
 
 
-def test_instructions_that_change_are_not_marked_but_the_tools_are(server: ProviderServer) -> None:
+def test_changing_instructions_get_no_marker_but_tools_do(server: ProviderServer) -> None:
     prompt = ChatPromptTemplate.from_messages([("system", "Today is {day}. Be kind."), ("user", "{q}")])
     fast = accelerate(prompt | server.chat_anthropic().bind(tools=[LOOK]), prompt_cache=True)
     for day in ("Monday", "Tuesday", "Friday"):
@@ -333,7 +333,7 @@ def test_instructions_that_change_are_not_marked_but_the_tools_are(server: Provi
     assert "they differ behind 'Today is '" in text
 
 
-def test_markers_of_the_user_count_and_stay(server: ProviderServer) -> None:
+def test_markers_of_the_user_are_kept_and_counted(server: ProviderServer) -> None:
     block = {"type": "text", "text": "long", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     own: list[BaseMessage] = [SystemMessage([block, block, block]), HumanMessage("What?")]
     fast = accelerate(server.chat_anthropic(), prompt_cache=True)
@@ -345,7 +345,7 @@ def test_markers_of_the_user_count_and_stay(server: ProviderServer) -> None:
     assert [body["system"] for body in bodies] == [[block, block, block]] * 3
 
 
-def test_cache_control_of_the_call_leaves_all_to_the_user(server: ProviderServer) -> None:
+def test_cache_control_argument_disables_added_markers(server: ProviderServer) -> None:
     own = server.chat_anthropic().bind(cache_control={"type": "ephemeral"})
     (PROMPT | own).invoke({"q": "a"})
     accelerate(PROMPT | own, prompt_cache=True).invoke({"q": "a"})
@@ -386,7 +386,7 @@ def test_bedrock_gets_cache_points() -> None:
 # ------------------------------------------------------------ failures, options
 
 
-def test_failure_of_the_cache_leaves_the_request_as_it_is(
+def test_failing_prompt_cache_leaves_the_request_unchanged(
     server: ProviderServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = PROMPT | server.chat_openai()
@@ -401,7 +401,7 @@ def test_failure_of_the_cache_leaves_the_request_as_it_is(
     assert accelerated == original
 
 
-def test_options_of_python_command_line_and_server(server: ProviderServer) -> None:
+def test_prompt_cache_option_exists_in_python_cli_and_server(server: ProviderServer) -> None:
     wrong: Any = "yes"
     with pytest.raises(RegistrationError, match="prompt_cache is 'yes'"):
         accelerate(PROMPT | server.chat_openai(), prompt_cache=wrong)

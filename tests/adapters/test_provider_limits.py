@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 # ------------------------------------------------------------ the limit
 
 
-def test_limit_halves_once_for_calls_that_are_refused_together_and_recovers_slowly(clock: list[float]) -> None:
+def test_limit_halves_once_for_simultaneous_refusals_and_recovers_slowly(clock: list[float]) -> None:
     limit = ProviderLimit("a model")
     for _ in range(5):
         limit.note_failure(Refused(headers={"retry-after": "2"}), is_prefetch=True)
@@ -76,7 +76,7 @@ def test_limit_never_falls_below_one(clock: list[float]) -> None:
     assert limit.limit == 1
 
 
-def test_calls_of_the_original_are_not_held_back_by_refusals_of_its_own(clock: list[float]) -> None:
+def test_refused_original_call_does_not_delay_later_original_calls(clock: list[float]) -> None:
     limit = ProviderLimit("a model")
     limit.note_failure(Refused(), is_prefetch=False)
     assert not limit.may_prefetch
@@ -87,7 +87,7 @@ def test_calls_of_the_original_are_not_held_back_by_refusals_of_its_own(clock: l
     assert not limit.is_open(is_prefetch=True)
 
 
-def test_original_is_refused_because_of_prefetched_calls_only_near_them(clock: list[float]) -> None:
+def test_refusal_is_attributed_to_prefetched_calls_only_near_them(clock: list[float]) -> None:
     limit, headers = ProviderLimit("a model"), {"retry-after": "2"}
     assert not limit.note_response(429, headers, request_characters=1)
 
@@ -109,7 +109,7 @@ def test_original_is_refused_because_of_prefetched_calls_only_near_them(clock: l
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Refused(400), Refused(500)], ids=repr)
-def test_other_failures_change_nothing(error: Exception) -> None:
+def test_failures_that_are_no_refusals_keep_the_limit(error: Exception) -> None:
     limit = ProviderLimit("a model")
     limit.note_failure(error, is_prefetch=True)
     assert limit.may_prefetch
@@ -125,7 +125,7 @@ def test_other_failures_change_nothing(error: Exception) -> None:
         ({"x-ratelimit-remaining-tokens": "24", "x-ratelimit-reset-tokens": "1h2m3.5s"}, 3723.5),
     ],
 )
-def test_nothing_is_prefetched_while_a_provider_takes_nothing_more(
+def test_nothing_is_prefetched_while_the_provider_limit_is_exhausted(
     clock: list[float], headers: dict[str, str], until_s: float
 ) -> None:
     limit = ProviderLimit("a model")
@@ -135,7 +135,7 @@ def test_nothing_is_prefetched_while_a_provider_takes_nothing_more(
     assert limit.may_prefetch
 
 
-def test_time_of_anthropics_headers_is_understood() -> None:
+def test_reset_time_in_anthropic_headers_is_parsed() -> None:
     limit, reset = ProviderLimit("a model"), (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
     name = "anthropic-ratelimit-requests-"
     limit.note_response(200, {f"{name}remaining": "0", f"{name}reset": reset}, request_characters=1)
@@ -151,7 +151,7 @@ def test_time_of_anthropics_headers_is_understood() -> None:
         {"x-ratelimit-remaining-requests": "100", "x-ratelimit-reset-requests": "1s"},
     ],
 )
-def test_headers_without_a_meaning_are_ignored(headers: dict[str, str]) -> None:
+def test_unusable_rate_limit_headers_are_ignored(headers: dict[str, str]) -> None:
     limit = ProviderLimit("a model")
     limit.note_response(200, headers, request_characters=1)
     assert limit.may_prefetch
@@ -167,7 +167,7 @@ def test_headers_without_a_meaning_are_ignored(headers: dict[str, str]) -> None:
         ({}, None),
     ],
 )
-def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_header_is_parsed_to_seconds(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after_s(headers) == seconds
 
 
@@ -218,7 +218,7 @@ def answered(server: FakeServer) -> Counter[str]:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["invoke", "ainvoke"])
-def test_app_sees_no_refusal_that_its_original_does_not(
+def test_refused_prefetched_calls_are_not_seen_by_the_app(
     limited_server: FakeServer, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = grading_graph(limited_server)
@@ -248,7 +248,7 @@ def test_app_sees_no_refusal_that_its_original_does_not(
 # ------------------------------------------------------------ httpx
 
 
-def test_clients_of_httpx_are_put_back_as_they_were() -> None:
+def test_httpx_shim_uninstall_restores_the_clients() -> None:
     uninstall()
     before = httpx.Client.send, httpx.AsyncClient.send
     httpx_shim.install(lambda: None)
@@ -271,9 +271,7 @@ class Watch:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(("repeats", "sent"), [(0, 1), (1, 2), (9, 3)])
-def test_requests_are_sent_again_where_prefetched_ones_were_in_their_way(
-    repeats: int, sent: int, is_async: bool
-) -> None:
+def test_request_refused_because_of_prefetched_calls_is_repeated(repeats: int, sent: int, is_async: bool) -> None:
     uninstall()
     watch, transport = Watch(), httpx.MockTransport(lambda request: httpx.Response(429, headers={"X-Name": "a"}))
     watch.repeats = repeats
@@ -296,7 +294,7 @@ def test_requests_are_sent_again_where_prefetched_ones_were_in_their_way(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_responses_are_noted_and_calls_wait(is_async: bool) -> None:
+def test_httpx_shim_reports_responses_and_delays_calls(is_async: bool) -> None:
     uninstall()
     watch, transport = Watch(), httpx.MockTransport(lambda request: httpx.Response(429, headers={"X-Name": "a"}))
     watch.seconds_to_wait = 0.05

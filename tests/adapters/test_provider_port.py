@@ -112,14 +112,14 @@ async def test_a_request_that_is_cancelled_before_it_starts_is_not_prefetched(as
     assert asked.outcomes == []
 
 
-async def test_a_request_of_a_query_that_is_over_fails() -> None:
+async def test_request_of_an_ended_query_fails() -> None:
     ended = Ended()
     enqueue(ended.port, work("one", query="another"))
     await asyncio.sleep(0)
     assert "its query is over" in ended.errors["one"]
 
 
-async def test_requests_that_wait_when_the_pool_is_closed_fail_as_unavailable(asked: Asked) -> None:
+async def test_waiting_requests_fail_when_the_port_closes(asked: Asked) -> None:
     ended = Ended()
     enqueue(ended.port, work("one"))
     await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_requests_that_wait_when_the_pool_is_closed_fail_as_unavailable(as
     assert "closed" in ended.errors["one"]
 
 
-async def test_the_executor_makes_no_batches() -> None:
+async def test_provider_executor_raises_for_batches() -> None:
     with pytest.raises(Exception, match="not in batches"):
         ProviderExecutor().execute([])
 
@@ -136,7 +136,7 @@ def _call(name: str, *inputs: str) -> Primitive:
     return Primitive(name, PrimitiveKind.CALL, inputs=tuple((one, Ref(one)) for one in inputs))
 
 
-def test_a_graph_keeps_what_requests_depend_on() -> None:
+def test_graph_without_tail_keeps_inputs_of_requests() -> None:
     request = Primitive("ask", PrimitiveKind.PREFILLING, engine="wrapped", inputs=(("prompt", Ref("prompt")),))
     graph = Graph((_call("prompt", "$input"), request, _call("parse", "ask"), _call("pack", "parse")), Ref("pack"))
     assert [p.id for p in without_tail(graph)] == ["prompt", "ask"]

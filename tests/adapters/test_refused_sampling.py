@@ -28,7 +28,7 @@ ASKED: dict[str, Callable[[EnginePool, dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("given", [{"min_p": 0.1}, {"logit_bias": {"5": 1}}], ids=lambda given: next(iter(given)))
 @pytest.mark.parametrize("how", ASKED)
-def test_it_is_refused_by_name_before_anything_is_asked(how: str, given: dict[str, Any]) -> None:
+def test_unsupported_sampling_option_raises_before_any_request(how: str, given: dict[str, Any]) -> None:
     engine = FakeLLM("llm", profiles.scaled(profiles.rtx3090(), 0.0)["llm"])
     with EnginePool.local({"llm": engine}) as pool:
         asked = record(pool.engine("llm"))

@@ -33,7 +33,7 @@ class Special(Model):
     pass
 
 
-def test_a_rule_for_an_object_is_for_that_object_only() -> None:
+def test_rule_for_an_object_applies_to_that_object_only() -> None:
     model = Model()
     rules = RoutingRules([(model, LLM)])
 
@@ -41,14 +41,14 @@ def test_a_rule_for_an_object_is_for_that_object_only() -> None:
     assert rules.route(Model()) is None
 
 
-def test_a_rule_for_a_class_holds_for_its_subclasses() -> None:
+def test_rule_for_a_class_applies_to_subclasses() -> None:
     rules = RoutingRules(classes={Model: LLM})
 
     assert rules.route(Special()) == LLM
     assert rules.route(object()) is None
 
 
-def test_a_rule_for_a_server_holds_for_objects_created_later() -> None:
+def test_rule_for_a_server_applies_to_objects_created_later() -> None:
     def route(address: ServerModel) -> EngineRoute | None:
         return LLM if address.model == "m" else None
 
@@ -58,7 +58,7 @@ def test_a_rule_for_a_server_holds_for_objects_created_later() -> None:
     assert rules.route(Model("n")) is None
 
 
-def test_an_object_made_of_a_routed_one_has_its_route() -> None:
+def test_object_derived_from_a_routed_one_has_its_route() -> None:
     original, copy = Model(), Model()
     rules = RoutingRules([(original, LLM)])
 
@@ -77,14 +77,14 @@ def test_rules_hold_inside_their_context_only() -> None:
     assert route_of(model) is None
 
 
-def test_no_rules_leave_those_around_them() -> None:
+def test_empty_inner_rules_keep_the_outer_rules() -> None:
     model = Model()
 
     with under_routing(RoutingRules([(model, LLM)])), under_routing(None), under_routing(RoutingRules()):
         assert route_of(model) == LLM
 
 
-def test_the_route_of_a_class_goes_before_rules() -> None:
+def test_route_attribute_of_a_class_overrides_rules() -> None:
     class Bound(Model):
         __teola_route__ = OTHER
 
@@ -96,7 +96,7 @@ def test_the_route_of_a_class_goes_before_rules() -> None:
         assert route_of(Worker()) is None
 
 
-def test_rules_never_leak_between_two_items() -> None:
+def test_rules_do_not_leak_between_items_of_an_iterator() -> None:
     model, rules = Model(), None
     rules = RoutingRules([(model, LLM)])
 
@@ -111,7 +111,7 @@ def test_rules_never_leak_between_two_items() -> None:
     assert routes == [LLM, LLM]
 
 
-async def test_rules_never_leak_between_two_items_of_a_loop() -> None:
+async def test_rules_do_not_leak_between_items_of_an_async_iterator() -> None:
     model = Model()
 
     async def items() -> Any:
@@ -136,7 +136,7 @@ def made_workers() -> tuple[WorkerTable, list[str]]:
     return WorkerTable(make), names
 
 
-def test_a_worker_is_made_once_and_again_for_other_fields() -> None:
+def test_worker_is_created_once_per_field_values() -> None:
     table, names = made_workers()
     model = Model()
 
@@ -147,7 +147,7 @@ def test_a_worker_is_made_once_and_again_for_other_fields() -> None:
     assert names == ["m", "n"]
 
 
-def test_workers_keep_no_object_alive() -> None:
+def test_workers_keep_no_routed_object_alive() -> None:
     table, _ = made_workers()
     model = Model()
     table.worker(model, LLM)
@@ -159,7 +159,7 @@ def test_workers_keep_no_object_alive() -> None:
 
 
 @pytest.mark.parametrize("slots", [(), ("__weakref__",)])
-def test_objects_without_weak_references_have_workers_too(slots: tuple[str, ...]) -> None:
+def test_objects_without_weak_references_get_workers(slots: tuple[str, ...]) -> None:
     slotted: Any = type("Slotted", (), {"__slots__": ("name", *slots)})
     table, names = made_workers()
     one = slotted()

@@ -34,12 +34,12 @@ PUBLIC = (
 
 
 @pytest.mark.parametrize("url", PRIVATE)
-def test_private_addresses(url: str) -> None:
+def test_private_addresses_are_private(url: str) -> None:
     assert is_private(url)
 
 
 @pytest.mark.parametrize("url", PUBLIC)
-def test_public_addresses(url: str) -> None:
+def test_public_addresses_are_not_private(url: str) -> None:
     assert not is_private(url)
 
 
@@ -49,7 +49,7 @@ def stub() -> Iterator[Stub]:
         yield made
 
 
-def test_one_engine_for_a_server_and_a_model(stub: Stub) -> None:
+def test_served_pool_has_one_engine_per_server_and_model(stub: Stub) -> None:
     served = ServedPool()
     assert served.pool is None
     pool, name = served.engine_for(ServerSpec(MODEL, False, stub.base_url))
@@ -71,7 +71,7 @@ def test_one_engine_for_a_server_and_a_model(stub: Stub) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system forks no processes")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_makes_its_own(stub: Stub) -> None:
+def test_forked_process_has_no_served_pool(stub: Stub) -> None:
     from teola_plugin.adapters.automatic_engines import PROCESS
 
     pool, _ = PROCESS.engine_for(ServerSpec(MODEL, False, stub.base_url))
@@ -85,7 +85,7 @@ def test_a_forked_process_makes_its_own(stub: Stub) -> None:
 # ------------------------------------------------------------ engines that come later
 
 
-def test_an_engine_is_added_to_a_pool_that_runs() -> None:
+def test_engine_can_be_added_to_a_running_pool() -> None:
     texts, pairs = [EmbedText("lambs eat grass")], [ScorePair("what?", "grass")]
     with EnginePool.local([FakeEmbedder("embedder")]) as pool:
         first = pool.call(PrimitiveKind.EMBEDDING, "embedder", texts).result()
@@ -97,7 +97,7 @@ def test_an_engine_is_added_to_a_pool_that_runs() -> None:
             pool.add(FakeReranker("reranker"))
 
 
-def test_an_engine_is_added_before_the_start() -> None:
+def test_engine_can_be_added_before_the_pool_starts() -> None:
     pool = EnginePool.local([FakeEmbedder("embedder")])
     pool.add(FakeReranker("reranker"))
     with pool:

@@ -45,7 +45,7 @@ class Box(BaseModel, Generic[T]):
 VALIDATED: list[Any] = []
 
 
-def test_schema_of_the_users_is_copied_without_running_its_code() -> None:
+def test_snapshot_copies_a_user_schema_without_running_its_code() -> None:
     plan = Plan(steps=[Step(text="sow")], note="by hand")  # type: ignore[call-arg]
     plan._seen.append("once")
     VALIDATED.clear()
@@ -66,7 +66,7 @@ def test_schema_of_the_users_is_copied_without_running_its_code() -> None:
     assert not exactly(copy, plan)
 
 
-def test_message_with_a_parsed_schema_and_a_generic_one_are_copied() -> None:
+def test_snapshot_copies_message_with_parsed_generic_schema() -> None:
     message = AIMessage("{}", additional_kwargs={"parsed": Box[Step](content=Step(text="sow"))})
     copy = snapshot(message)
     assert exactly(copy, message)
@@ -98,7 +98,7 @@ class OwnMessage(AIMessage):
 @pytest.mark.parametrize(
     "value", [WithLock(), OwnCopy(), OwnSetter(), OwnMessage("a"), object()], ids=lambda value: type(value).__name__
 )
-def test_what_is_more_than_data_is_refused(value: Any) -> None:
+def test_snapshot_raises_for_values_that_are_not_data(value: Any) -> None:
     with pytest.raises(NotCopied):
         snapshot([value])
     assert not exactly(value, value)

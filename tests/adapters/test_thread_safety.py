@@ -13,7 +13,7 @@ from teola_plugin.errors import RegistrationError
 from tests.support.own_leaves import Chat, Notes, SyncChat
 
 
-def test_objects_count_by_identity_and_classes_with_their_subclasses() -> None:
+def test_concurrent_option_matches_objects_by_identity_and_subclasses() -> None:
     one, other = Notes(), Notes()
     assert ThreadSafety((one,)).allows(one)
     assert not ThreadSafety((one,)).allows(other)
@@ -31,7 +31,7 @@ def test_listed_classes_are_allowed_and_their_subclasses_are_not() -> None:
     assert not ThreadSafety().allows(embedding)
 
 
-def test_the_argument_reaches_the_options_and_parts_keep_it() -> None:
+def test_concurrent_option_is_kept_for_parts() -> None:
     notes = Notes()
     options = Options.of(None, None, None, "auto", None, 0.0, [notes])
     assert options.concurrent == (notes,)
@@ -39,6 +39,6 @@ def test_the_argument_reaches_the_options_and_parts_keep_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [Notes(), "a model", Notes])
-def test_what_is_no_list_is_refused_with_what_to_write(wrong: object) -> None:
+def test_concurrent_option_that_is_no_list_raises_with_a_hint(wrong: object) -> None:
     with pytest.raises(RegistrationError, match=r"concurrent= takes a list .* Next: write concurrent=\["):
         accelerate(Notes(), concurrent=wrong)  # type: ignore[arg-type]

@@ -65,7 +65,9 @@ def answers(draw: st.DrawFn) -> tuple[list[Call], str]:
 
 @settings(deadline=None)
 @given(answer=answers(), places=st.lists(st.integers(0, 400), max_size=8))
-def test_any_pieces_of_an_answer_tell_the_calls_of_the_whole(answer: tuple[list[Call], str], places: list[int]) -> None:
+def test_calls_read_from_pieces_equal_those_of_the_whole_answer(
+    answer: tuple[list[Call], str], places: list[int]
+) -> None:
     calls, text = answer
     assert read(text, NAMES)[1] == calls == told(cut(text, places))
 
@@ -84,7 +86,7 @@ FRAGMENTS = st.sampled_from(
 
 @settings(deadline=None, max_examples=300)
 @given(text=st.lists(FRAGMENTS, max_size=8).map("".join), places=st.lists(st.integers(0, 400), max_size=8))
-def test_any_text_tells_the_same_in_any_pieces_and_all_that_the_whole_has(text: str, places: list[int]) -> None:
+def test_calls_read_from_a_text_do_not_depend_on_pieces(text: str, places: list[int]) -> None:
     found = told([text])
     assert told(cut(text, places)) == found
     for call in read(text, NAMES)[1]:
@@ -101,17 +103,17 @@ def test_any_text_tells_the_same_in_any_pieces_and_all_that_the_whole_has(text: 
         (['{"name": "add"}', '{"name": "add", "arguments": {}}'], [0, 0]),
     ],
 )
-def test_a_call_is_told_when_its_json_closes(pieces: list[str], closed: list[int]) -> None:
+def test_call_reader_returns_a_call_when_its_json_closes(pieces: list[str], closed: list[int]) -> None:
     reader = CallReader(NAMES)
     assert [len(reader.feed(piece)) for piece in pieces] == closed
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "<tool_call>" + "[" * 5000, "<tool_call>" + " " * 50_000])
-def test_what_nests_too_deep_or_never_ends_is_no_call(text: str) -> None:
+def test_too_deep_or_unfinished_json_is_no_call(text: str) -> None:
     """And takes no time: the pattern that was read with before looked at white space again and again."""
     assert read(text, NAMES) == (text, []) and told([text]) == []
 
 
-def test_a_call_may_speak_of_tags() -> None:
+def test_call_arguments_may_contain_tags() -> None:
     written: dict[str, Any] = {"name": "add", "arguments": {"t": "a <tool_call> b"}}
     assert read(json.dumps(written), NAMES) == ("", [Call("add", {"t": "a <tool_call> b"})])
