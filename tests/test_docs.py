@@ -9,22 +9,20 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.documented import GENERATED
-from support.documents import DOCUMENTS, GIVEN, MADE, PYTHON, TAKEN, TUTORIALS, WITH_CODE, code, saved_files
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.documents import DOCUMENTS, GIVEN, MADE, PYTHON, TAKEN, TUTORIALS, WITH_CODE, code
+from support.tutorials import check_tutorial
 
 from benchmarks import real_picture, themes
 from teola_plugin import pool as pools
 from teola_plugin.adapters.plan_report import Reason
 from teola_plugin.engines.fake import FakeEngine, fake_engines
 from teola_plugin.engines.profiles import rtx3090
-from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
 ROOT = Path(__file__).parents[1]
 NAME = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
@@ -76,49 +74,9 @@ def test_code_blocks_of_documents_run(
             names["pool"].close()
 
 
-def tutorial_reply(body: dict[str, Any]) -> dict[str, Any]:
-    """Answer a chat request of a tutorial: with a call of each tool first, then with text."""
-    messages = body["messages"]
-    tools = [tool["function"]["name"] for tool in body.get("tools", ())]
-    if not tools or messages[-1]["role"] == "tool":
-        return {"content": f"yes, says message {len(messages)}"}
-    arguments = json.dumps({"place": "Oslo"})
-    calls = [
-        {"id": f"call-{name}", "type": "function", "function": {"name": name, "arguments": arguments}} for name in tools
-    ]
-    return {"content": None, "tool_calls": calls}
-
-
-def is_each_request_sent_equally_often(server: Stub) -> bool:
-    """Return True if the runs of a tutorial, plain and accelerated, sent the same requests."""
-    bodies = Counter(json.dumps(body, sort_keys=True) for body in server.generations)
-    return len(set(bodies.values())) == 1
-
-
 @pytest.mark.parametrize("document", TUTORIALS, ids=lambda path: path.name)
 def test_tutorial_runs_from_an_empty_folder(document: Path, tmp_path: Path) -> None:
-    with openai_stub(tutorial_reply) as server:
-        replacements = {
-            r"http://localhost:80[08]0/v1": server.base_url,
-            r"Qwen/[\w.-]+": MODEL,
-            r"BAAI/[\w.-]+": packaged_minilm(),
-            r"time\.sleep\(1\)": "time.sleep(0.01)",
-        }
-        for name, text in saved_files(document).items():
-            for written, used in replacements.items():
-                text = re.sub(written, used, text)
-            (tmp_path / name).write_text(text)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_BASE_URL": server.base_url}
-        ran = subprocess.run(
-            [sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-        )
-
-    assert ran.returncode == 0, ran.stderr
-    assert "Starts early:" in ran.stdout
-    assert "Starts early:  nothing" not in ran.stdout
-    plain, accelerated = re.findall(r"(?m)^(?:plain|accelerated) +\d+\.\d s  (.+)$", ran.stdout)
-    assert plain == accelerated
-    assert is_each_request_sent_equally_often(server) or "dedicated" in text
+    check_tutorial(document, sys.executable, tmp_path, {"PYTHONPATH": str(ROOT)})
 
 
 def anchors(document: Path) -> set[str]:

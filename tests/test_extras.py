@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.documents import TUTORIALS
+from support.tutorials import check_tutorial
 
 from tools.bootstrap import candidate_pythons, python_version
 
@@ -182,13 +185,16 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def install(wheel: Path, extras: str, python: str, folder: Path) -> str:
-    """Install the wheel with extras into a new environment of `python` in `folder`, and return its interpreter."""
+def install(wheel: Path, extras: str, python: str, folder: Path, *packages: str) -> str:
+    """Install the wheel with extras into a new environment of `python` in `folder`, and return its interpreter.
+
+    `packages`: others that are installed with it.
+    """
     where = folder / "environment"
     run([*UV, "venv", "--python", python, str(where)], folder)
     interpreter = str(where / "bin" / "python")
     links = [f"--find-links={place}" for place in os.environ.get("PIP_FIND_LINKS", "").split()]
-    run([*UV, "pip", "install", *links, "--python", interpreter, f"{wheel}[{extras}]"], folder)
+    run([*UV, "pip", "install", *links, "--python", interpreter, f"{wheel}[{extras}]", *packages], folder)
     return interpreter
 
 
@@ -215,4 +221,27 @@ def test_the_newest_versions_of_the_frameworks_work_on_every_python(wheel: Path,
     for extra in ("langchain", "langgraph", "llamaindex"):
         (tmp_path / "program.py").write_text(SNIPPETS[extra])
         run([python, "program.py"], tmp_path)
+    shutil.rmtree(tmp_path / "environment")
+
+
+def packages_of(tutorial: Path) -> tuple[str, list[str]]:
+    """Return the extras, and the other packages, that a tutorial lets its reader install for the app."""
+    extras, packages = "", list[str]()
+    for line in re.findall(r"(?m)^\$ pip install ([^#\n]+)", tutorial.read_text()):
+        for name in shlex.split(line):
+            if match := re.fullmatch(r".*teola-plugin\[(.+)\]", name):
+                extras = match[1]
+            elif name != "vllm":  # has an environment of its own
+                packages.append(name)
+    return extras, packages
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorial_runs_with_packages_that_its_page_installs(wheel: Path, tmp_path: Path, tutorial: Path) -> None:
+    if not is_tried("tutorials"):
+        pytest.skip("make test-all, or TEOLA_TEST_EXTRAS=tutorials")
+    extras, packages = packages_of(tutorial)
+    python = install(wheel, extras, sys.executable, tmp_path, *packages)
+    check_tutorial(tutorial, python, tmp_path, {})
     shutil.rmtree(tmp_path / "environment")
