@@ -53,7 +53,7 @@ def asked(llm: ScriptedLLM) -> Counter[str]:
 
 @pytest.mark.parametrize("name", list(ENGINES))
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_all_that_the_engine_asks_for_was_asked_for_ahead(
+def test_all_model_calls_of_a_query_engine_are_prefetched(
     stock: Library, llm: ScriptedLLM, name: str, way: str
 ) -> None:
     plain, fast = ENGINES[name](stock), accelerate(ENGINES[name](stock))
@@ -109,7 +109,7 @@ IN_PART: dict[str, Callable[[Library], Any]] = {
 
 
 @pytest.mark.parametrize("name", list(IN_PART))
-def test_what_is_known_in_part_is_asked_for_once(stock: Library, llm: ScriptedLLM, name: str) -> None:
+def test_partly_known_engine_sends_each_prompt_once(stock: Library, llm: ScriptedLLM, name: str) -> None:
     """A part that the graph knows something of is not planned by itself as well: an LLM would be asked twice."""
     engine = IN_PART[name](stock)
     answers, prompts = [], list[Counter[str]]()
@@ -122,7 +122,7 @@ def test_what_is_known_in_part_is_asked_for_once(stock: Library, llm: ScriptedLL
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
 @pytest.mark.parametrize("strict", [False, True])
-def test_sources_of_a_bad_answer_are_judged_side_by_side(
+def test_retry_source_engine_judges_sources_concurrently(
     stock: Library, llm: ScriptedLLM, retries: int, strict: bool
 ) -> None:
     """And the next answer, from all of them, does not wait for that."""
@@ -150,14 +150,14 @@ def test_sources_of_a_bad_answer_are_judged_side_by_side(
 
 
 @pytest.mark.parametrize("mode", ["reciprocal_rerank", "relative_score", "dist_based_score", "simple"])
-def test_every_way_to_fuse(stock: Library, mode: str) -> None:
+def test_fusion_in_every_mode_returns_the_originals_nodes(stock: Library, mode: str) -> None:
     plain, fast = stock.fusion(mode), accelerate(stock.fusion(mode, use_async=True))
     found = [[(n.node_id, n.score) for n in retriever.retrieve(ASKED)] for retriever in (plain, fast)]
     assert found[0] == found[1] == [(n.node_id, n.score) for n in asyncio.run(fast.aretrieve(ASKED))]
     assert by_hand(fast.last_trace()) == []
 
 
-def test_written_queries_that_are_equal_or_too_many(stock: Library, llm: ScriptedLLM) -> None:
+def test_fusion_handles_equal_or_too_many_generated_queries(stock: Library, llm: ScriptedLLM) -> None:
     for text in ("one\none\ntwo", f"{ASKED}\n{ASKED}", "```\none\n\n  two  \nthree\n```", "one", ""):
         llm.answer = lambda _, text=text: text  # type: ignore[misc]
         plain, fast = stock.fusion("simple"), accelerate(stock.fusion("simple"))
@@ -166,7 +166,7 @@ def test_written_queries_that_are_equal_or_too_many(stock: Library, llm: Scripte
 
 
 @pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "simple_summarize", "generation"])
-def test_streamed_answers_are_generators_whose_query_lasts_as_long(stock: Library, mode: str) -> None:
+def test_query_lives_until_its_streamed_answer_is_read(stock: Library, mode: str) -> None:
     plain, fast = stock.fused(mode, streaming=True), accelerate(stock.fused(mode, streaming=True))
     whole = "".join(plain.query(ASKED).response_gen)
     answer = fast.query(ASKED)
@@ -185,14 +185,14 @@ def test_streamed_answers_are_generators_whose_query_lasts_as_long(stock: Librar
     assert by_hand(fast.last_trace()) == []
 
 
-def test_a_streamed_answer_that_nobody_reads_ends_its_query(stock: Library) -> None:
+def test_dropped_streamed_answer_ends_its_query(stock: Library) -> None:
     fast = accelerate(stock.fused(streaming=True))
     answer = fast.query(ASKED)
     del answer
     assert fast.last_trace() is not None
 
 
-def test_retrieve_and_synthesize_run_ahead_by_themselves(stock: Library) -> None:
+def test_retrieve_and_synthesize_prefetch_when_called_directly(stock: Library) -> None:
     plain, fast = stock.fused("accumulate"), accelerate(stock.fused("accumulate"))
     nodes = [engine.retrieve(QueryBundle(ASKED)) for engine in (plain, fast)]
     assert [(n.node_id, n.score) for n in nodes[0]] == [(n.node_id, n.score) for n in nodes[1]]
@@ -205,7 +205,7 @@ def test_retrieve_and_synthesize_run_ahead_by_themselves(stock: Library) -> None
 
 
 @pytest.mark.parametrize("mode", ["tree_summarize", "accumulate", "compact_accumulate"])
-def test_texts_are_answered_from_ahead(stock: Library, mode: Any) -> None:
+def test_get_response_prefetches_calls_for_its_chunks(stock: Library, mode: Any) -> None:
     plain = get_response_synthesizer(llm=stock.llm, response_mode=mode)
     fast = accelerate(plain)
     chunks = [f"{word} " * 180 for word in ("oat", "boat", "mill", "rope")]
@@ -216,7 +216,7 @@ def test_texts_are_answered_from_ahead(stock: Library, mode: Any) -> None:
     assert by_hand(fast.last_trace()) == []
 
 
-def test_a_streamed_text_is_a_generator(stock: Library) -> None:
+def test_streamed_get_response_returns_a_generator(stock: Library) -> None:
     plain = get_response_synthesizer(llm=stock.llm, response_mode="tree_summarize", streaming=True)  # type: ignore[arg-type]
     fast = accelerate(plain)
     chunks = [f"{word} " * 400 for word in ("oat", "boat", "mill", "rope")]
@@ -225,7 +225,7 @@ def test_a_streamed_text_is_a_generator(stock: Library) -> None:
     assert by_hand(fast.last_trace()) == []
 
 
-def test_no_passages_no_questions(stock: Library, llm: ScriptedLLM) -> None:
+def test_engine_without_nodes_sends_no_synthesis_request(stock: Library, llm: ScriptedLLM) -> None:
     from llama_index.core.postprocessor import SimilarityPostprocessor
 
     for mode in ("tree_summarize", "accumulate", "refine", "simple_summarize"):
@@ -235,7 +235,7 @@ def test_no_passages_no_questions(stock: Library, llm: ScriptedLLM) -> None:
         assert len(llm.asked) == 1  # for the queries
 
 
-def test_a_model_that_fails_fails_as_always(stock: Library, llm: ScriptedLLM) -> None:
+def test_failing_model_raises_the_originals_error_class(stock: Library, llm: ScriptedLLM) -> None:
     def broken(_: Any) -> str:
         raise RuntimeError("out of order")
 
@@ -250,7 +250,7 @@ def test_a_model_that_fails_fails_as_always(stock: Library, llm: ScriptedLLM) ->
 
 
 @pytest.mark.skipif(is_older_than("0.14.16"), reason="LlamaIndex has left out failures of every kind since 0.14.16")
-def test_a_failing_sub_question_is_left_out_as_always() -> None:
+def test_failing_sub_question_is_left_out_of_the_answer() -> None:
     def strikes(request: Any) -> bool:
         return isinstance(request.payload, Generate) and "Query: what sails" in request.payload.prompt.flat()
 
@@ -264,7 +264,7 @@ def test_a_failing_sub_question_is_left_out_as_always() -> None:
     assert sum(n.get_content().startswith("Sub question") for n in fast.source_nodes) == 2
 
 
-def test_sub_questions_are_answered_while_later_ones_are_written(stock: Library) -> None:
+def test_sub_questions_are_answered_while_later_ones_are_generated(stock: Library) -> None:
     fast = accelerate(ENGINES["sub-questions"](stock))
     fast.query(ASKED)
     trace = fast.last_trace()

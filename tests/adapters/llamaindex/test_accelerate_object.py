@@ -52,7 +52,7 @@ def ran_ahead(fast: Any) -> set[str]:
 # ------------------------------------------------------------ the object
 
 
-def test_it_is_the_original_with_other_entries(stock: Library) -> None:
+def test_accelerated_engine_keeps_class_and_shares_attributes(stock: Library) -> None:
     engine = stock.fused()
     fast = accelerate(engine)
     assert isinstance(fast, RetrieverQueryEngine) and isinstance(fast, BaseQueryEngine)
@@ -64,7 +64,7 @@ def test_it_is_the_original_with_other_entries(stock: Library) -> None:
     assert fast.get_prompts().keys() == engine.get_prompts().keys()
 
 
-def test_prompts_are_those_of_the_moment(stock: Library, llm: ScriptedLLM) -> None:
+def test_updated_prompts_apply_to_the_next_query(stock: Library, llm: ScriptedLLM) -> None:
     engine = stock.fused("tree_summarize")
     fast = accelerate(engine)
     fast.query(ASKED)
@@ -77,7 +77,7 @@ def test_prompts_are_those_of_the_moment(stock: Library, llm: ScriptedLLM) -> No
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
 
 
-def test_settings_of_its_parts_are_those_of_the_moment(stock: Library) -> None:
+def test_changed_retriever_settings_apply_to_the_next_query(stock: Library) -> None:
     engine = stock.fused("accumulate")
     fast = accelerate(engine)
     before = len(fast.query(ASKED).source_nodes)
@@ -87,7 +87,7 @@ def test_settings_of_its_parts_are_those_of_the_moment(stock: Library) -> None:
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
 
 
-def test_copies_are_accelerated_too(stock: Library) -> None:
+def test_copies_of_an_accelerated_engine_are_accelerated(stock: Library) -> None:
     fast = accelerate(stock.fused())
     for made in (copy.copy(fast), copy.deepcopy(fast)):
         assert made is not fast and made.original is not fast.original
@@ -95,7 +95,7 @@ def test_copies_are_accelerated_too(stock: Library) -> None:
         assert made.last_trace() is not None
 
 
-def test_a_query_that_brings_its_vector_or_its_texts(stock: Library) -> None:
+def test_query_bundle_with_embedding_or_texts_is_supported(stock: Library) -> None:
     vector = stock.index._embed_model.get_query_embedding("boats")
     for more in (
         {"embedding": vector},
@@ -108,7 +108,7 @@ def test_a_query_that_brings_its_vector_or_its_texts(stock: Library) -> None:
         assert bool(by_hand) is ("embedding" in more)
 
 
-def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
+def test_report_and_explain_describe_a_lowered_engine(stock: Library) -> None:
     fast = accelerate(stock.fused("refine", node_postprocessors=[stock.reranker]))
     assert [row.level for row in fast.report().parts] == ["lowered"] * 5
     assert [row.path for row in fast.report().parts][-2:] == [
@@ -120,7 +120,7 @@ def test_what_was_understood_and_what_became_of_it(stock: Library) -> None:
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_an_object_that_lacks_something_is_told_of_and_runs_as_it_does(stock: Library, name: str) -> None:
+def test_engine_with_a_missing_attribute_is_reported(stock: Library, name: str) -> None:
     """Another version of LlamaIndex, or a subclass that did not call its base."""
     engine = ENGINES[name](stock)
     for part in (engine, *(value for value in vars(engine).values() if type(value).__module__.startswith("llama_"))):
@@ -132,7 +132,7 @@ def test_an_object_that_lacks_something_is_told_of_and_runs_as_it_does(stock: Li
     assert {row.level for row in accelerate(engine).report().parts} == {"lowered"}
 
 
-def test_why_an_object_that_lacks_something_is_not_lowered(stock: Library) -> None:
+def test_report_names_the_missing_attribute(stock: Library) -> None:
     engine = stock.fused()
     del engine.retriever._retrievers[0]._similarity_top_k
     fast = accelerate(engine)
@@ -142,7 +142,7 @@ def test_why_an_object_that_lacks_something_is_not_lowered(stock: Library) -> No
         fast.query(ASKED)
 
 
-def test_nothing_to_gain_is_only_traced(stock: Library) -> None:
+def test_query_without_gain_is_only_traced(stock: Library) -> None:
     fast = accelerate(stock.rag())
     fast.query(ASKED)
     assert ran_ahead(fast) == set()
@@ -169,7 +169,7 @@ def talks(stock: Library) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["condense question", "context", "condense plus context"])
-def test_the_engine_in_a_conversation_runs_ahead(stock: Library, name: str) -> None:
+def test_engine_of_a_chat_engine_is_prefetched(stock: Library, name: str) -> None:
     plain, fast = talks(stock)[name](), accelerate(talks(stock)[name]())
     assert isinstance(fast, type(plain))
     assert str(plain.chat("and now")) == str(fast.chat("and now"))
@@ -203,7 +203,7 @@ def short_talks(stock: Library) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["condense question", "context", "condense plus context"])
 @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
-def test_a_streamed_conversation_is_traced_to_its_end(stock: Library, llm: ScriptedLLM, name: str, way: str) -> None:
+def test_streamed_chat_is_traced_to_its_end(stock: Library, llm: ScriptedLLM, name: str, way: str) -> None:
     """The writer of its history reads the stream, on a thread or in a task that outlives the call."""
     fast, spoken = accelerate(short_talks(stock)[name]()), threading.Event()
 
@@ -249,7 +249,7 @@ ANSWER = [ChatResponse(message=ChatMessage(content=text), delta=text) for text i
 
 
 @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
-def test_a_streamed_answer_that_only_the_caller_reads_is_traced_to_its_end(stock: Library, way: str) -> None:
+def test_chat_stream_read_by_caller_is_traced_to_its_end(stock: Library, way: str) -> None:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     fast = accelerate(ReadByTheCaller.from_defaults(llm=stock.llm, memory=memory))
 
@@ -274,7 +274,7 @@ def test_a_streamed_answer_that_only_the_caller_reads_is_traced_to_its_end(stock
 
 
 @pytest.mark.parametrize("name", ["condense question", "condense plus context"])
-def test_a_first_message_is_not_rewritten(stock: Library, llm: ScriptedLLM, name: str) -> None:
+def test_first_chat_message_is_not_condensed(stock: Library, llm: ScriptedLLM, name: str) -> None:
     """Without a history the retriever begins at once, with the message."""
     fast = accelerate(talks(stock)[name]())
     fast.reset()
@@ -284,7 +284,7 @@ def test_a_first_message_is_not_rewritten(stock: Library, llm: ScriptedLLM, name
     assert not any("tandalone question" in asked.prompt.flat() for asked in llm.asked)
 
 
-def test_steps_of_a_composite_that_is_not_planned_run_ahead(stock: Library, llm: ScriptedLLM) -> None:
+def test_steps_of_an_unplanned_composite_are_prefetched(stock: Library, llm: ScriptedLLM) -> None:
     def stepwise(asked: Any) -> str:
         text = asked.prompt.flat()
         return (
@@ -306,7 +306,7 @@ def test_steps_of_a_composite_that_is_not_planned_run_ahead(stock: Library, llm:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_an_engine_that_is_tried_again_runs_ahead_each_time(stock: Library, llm: ScriptedLLM, way: str) -> None:
+def test_each_retry_of_an_engine_is_prefetched(stock: Library, llm: ScriptedLLM, way: str) -> None:
     judged: list[str] = []
 
     def strict(asked: Any) -> str:
@@ -328,7 +328,7 @@ def test_an_engine_that_is_tried_again_runs_ahead_each_time(stock: Library, llm:
     assert {"part1", "part2"} <= ran_ahead(fast)
 
 
-def test_an_accelerated_engine_inside_an_accelerated_one(stock: Library) -> None:
+def test_accelerated_engine_nested_in_another_gives_the_same_answer(stock: Library) -> None:
     from llama_index.core.query_engine import RouterQueryEngine
     from llama_index.core.selectors import LLMSingleSelector
     from llama_index.core.tools import QueryEngineTool
@@ -345,7 +345,7 @@ def test_an_accelerated_engine_inside_an_accelerated_one(stock: Library) -> None
 # ------------------------------------------------------------ bind
 
 
-def test_an_engine_serves_bound_models_of_the_original(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_bound_llm_of_an_engine_runs_on_the_pool(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
     own = MockLLM(max_tokens=3)
     engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own, response_mode="refine")  # type: ignore[arg-type]
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
@@ -357,7 +357,7 @@ def test_an_engine_serves_bound_models_of_the_original(stock: Library, pool: Eng
     assert not str(engine.query(ASKED)).startswith("said ") and not llm.asked
 
 
-def test_a_binding_that_is_no_part_of_it(stock: Library, pool: EnginePool) -> None:
+def test_bind_raises_for_foreign_object_missing_pool_or_unknown_engine(stock: Library, pool: EnginePool) -> None:
     own = MockLLM()
     with pytest.raises(RegistrationError, match="not a part"):
         accelerate(stock.fused(), pool=pool, bind=[(MockLLM(), "llm")])
@@ -367,7 +367,7 @@ def test_a_binding_that_is_no_part_of_it(stock: Library, pool: EnginePool) -> No
         accelerate(stock.fused(), pool=pool, bind=[(stock.llm, "nobody")])
 
 
-def test_a_model_of_the_users_own_is_called_as_always_and_the_first_search_need_not_wait(stock: Library) -> None:
+def test_first_search_is_prefetched_before_a_user_model_call(stock: Library) -> None:
     own = MockLLM(max_tokens=5)
     engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own)
     fast = accelerate(engine)
@@ -392,7 +392,7 @@ class QueryPipeline:
 QueryPipeline.__module__ = "llama_index.core.query_pipeline.query"
 
 
-def test_what_is_refused_and_why(stock: Library) -> None:
+def test_accelerate_raises_for_unsupported_objects_and_options(stock: Library) -> None:
     with pytest.raises(TraceError, match=r"removed query pipelines.*RetrieverQueryEngine"):
         accelerate(QueryPipeline())
     with pytest.raises(TraceError, match="workflows or agents"):
@@ -409,7 +409,7 @@ def test_what_is_refused_and_why(stock: Library) -> None:
             accelerate(retriever)
 
 
-def test_without_a_pool_the_original_just_runs() -> None:
+def test_original_engine_runs_without_a_pool() -> None:
     from llama_index.core import MockEmbedding, VectorStoreIndex
     from llama_index.core.schema import TextNode
 
@@ -420,13 +420,13 @@ def test_without_a_pool_the_original_just_runs() -> None:
     assert fast.plan() is None and fast.last_trace() is None and "no gain: no part of it" in fast.explain()
 
 
-def test_pipelines_and_indexes_are_accelerated_by_their_own_code(stock: Library) -> None:
+def test_accelerated_pipelines_and_indexes_keep_their_class(stock: Library) -> None:
     pipeline = IngestionPipeline(transformations=[stock.index._embed_model])
     assert isinstance(accelerate(pipeline), IngestionPipeline)
     assert isinstance(accelerate(stock.index), type(stock.index))
 
 
-def test_a_plan_that_fails_is_told_and_the_original_runs(
+def test_failing_plan_is_logged_and_the_original_engine_runs(
     stock: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast = accelerate(stock.fused())
@@ -440,13 +440,13 @@ def test_a_plan_that_fails_is_told_and_the_original_runs(
     assert "planning failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
-def test_switched_off(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_returns_original_engine_if_disabled(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     engine = ENGINES["tree"](stock)
     assert accelerate(engine) is engine
 
 
-async def test_a_model_called_in_the_sync_way_does_not_stall_the_loop(stock: Library, llm: ScriptedLLM) -> None:
+async def test_sync_model_call_in_aquery_does_not_block_the_loop(stock: Library, llm: ScriptedLLM) -> None:
     """LlamaIndex's `aquery` asks the LLM for its invented document without awaiting."""
     loop, ticks = asyncio.get_running_loop(), 0
 
@@ -474,7 +474,7 @@ async def test_a_model_called_in_the_sync_way_does_not_stall_the_loop(stock: Lib
     assert seen and seen[0] >= 3
 
 
-def test_a_model_is_bound_wherever_it_stands(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
+def test_bound_llm_is_replaced_in_every_part_of_an_engine(stock: Library, pool: EnginePool, llm: ScriptedLLM) -> None:
     own = MockLLM(max_tokens=3)
     inner = RetrieverQueryEngine.from_args(
         stock.index.as_retriever(), llm=own, node_postprocessors=[LLMRerank(llm=own)]

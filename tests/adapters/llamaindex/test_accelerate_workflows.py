@@ -54,7 +54,7 @@ def asked(trace: Any, engine: str = "llm") -> int:
 
 
 @pytest.mark.parametrize("make", [flows.Rag, flows.Stateful, agents.function, agents.react, agents.coder, agents.team])
-def test_it_is_an_object_of_the_same_kind(here: Stage, make: Any) -> None:
+def test_accelerated_workflow_keeps_class_and_state(here: Stage, make: Any) -> None:
     original = make(here)
     before = dict(vars(original))
     fast = accelerate(original, pool=here.pool)
@@ -68,7 +68,7 @@ def test_it_is_an_object_of_the_same_kind(here: Stage, make: Any) -> None:
     assert classes[classes.index(type(original)) :] == type(original).__mro__
 
 
-def test_what_is_set_on_one_is_set_on_both(here: Stage) -> None:
+def test_attributes_set_on_accelerated_agent_reach_the_original(here: Stage) -> None:
     agent = agents.function(here)
     fast = accelerate(agent, pool=here.pool)
     fast.system_prompt = "Say it in one word."
@@ -77,14 +77,14 @@ def test_what_is_set_on_one_is_set_on_both(here: Stage) -> None:
     assert "Say it in one word." in here.reached.prompts[-1] and "tool: late" in here.reached.prompts[-1]
 
 
-def test_names_of_a_workflow_are_its_own(here: Stage) -> None:
+def test_workflow_attributes_hide_methods_of_the_accelerated_class(here: Stage) -> None:
     original = flows.Stateful(here)
     fast = accelerate(original, pool=here.pool)
     assert fast.plan.__func__ is flows.Stateful.plan and fast.report == "mine"
     assert fast.with_terms(app="mine").report == "mine" and fast.original is original
 
 
-def test_steps_that_are_added_later(here: Stage) -> None:
+def test_steps_added_later_run_in_accelerated_workflow(here: Stage) -> None:
     class Growing(Workflow):
         @step
         async def first(self, ev: StartEvent) -> flows.Part | StopEvent:
@@ -100,7 +100,7 @@ def test_steps_that_are_added_later(here: Stage) -> None:
     assert run(fast) == run(original) == "1, last"
 
 
-def test_copies(here: Stage) -> None:
+def test_copy_of_an_accelerated_agent_has_own_attributes_and_trace(here: Stage) -> None:
     agent = agents.function(here)
     fast = accelerate(agent, pool=here.pool)
     made = copy.copy(fast)
@@ -111,13 +111,13 @@ def test_copies(here: Stage) -> None:
     assert isinstance(agent.model_copy(), FunctionAgent) and isinstance(fast.model_copy(), FunctionAgent)
 
 
-def test_accelerated_twice_is_accelerated_anew(here: Stage) -> None:
+def test_accelerating_an_accelerated_agent_replaces_its_options(here: Stage) -> None:
     fast = accelerate(accelerate(agents.function(here), pool=here.pool), pool=here.pool, app="again")
     run(fast, user_msg=do([call("add", a=1, b=2)]))
     assert asked(fast.last_trace()) == 2 and fast.last_trace().app == "again"
 
 
-def test_a_subclass_of_an_agent_with_steps_of_its_own(here: Stage) -> None:
+def test_agent_subclass_with_overridden_step_runs_that_step(here: Stage) -> None:
     class Counting(FunctionAgent):
         called: int = 0
 
@@ -147,13 +147,13 @@ def closed_over(model: Any) -> Workflow:
 @pytest.mark.parametrize(
     "make", [flows.Rag, flows.Engines, agents.function, agents.team, lambda s: closed_over(s.llm), flows.Outer]
 )
-def test_the_pool_is_found_where_steps_get_their_models(here: Stage, make: Any) -> None:
+def test_pool_of_the_models_of_steps_is_found(here: Stage, make: Any) -> None:
     fast = accelerate(make(here))
     run(fast, **({"user_msg": "hi"} if isinstance(fast, FunctionAgent | AgentWorkflow) else {}))
     assert asked(fast.last_trace()) >= 1
 
 
-def test_two_pools_are_told_of(here: Stage) -> None:
+def test_workflow_with_two_pools_raises(here: Stage) -> None:
     with EnginePool.local([FakeLLM()]) as other:
         workflow = flows.Rag(here)
         workflow.llm = TeolaLLM(pool=other)
@@ -161,25 +161,25 @@ def test_two_pools_are_told_of(here: Stage) -> None:
             accelerate(workflow)
 
 
-def test_without_a_pool_the_original_just_runs() -> None:
+def test_agent_without_a_pool_runs_as_the_original() -> None:
     agent = ReActAgent(tools=[agents.add], llm=MockLLM(max_tokens=3))
     fast = accelerate(agent)
     assert str(run(fast, user_msg="hi")) == str(run(agent, user_msg="hi"))
     assert fast.last_trace() is None and {row.level for row in fast.report().parts} == {"original"}
 
 
-def test_switched_off(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_returns_original_workflow_if_disabled(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     workflow = flows.Rag(here)
     assert accelerate(workflow, pool=here.pool) is workflow
 
 
-def test_shadow_is_refused(here: Stage) -> None:
+def test_shadow_option_raises_for_workflows(here: Stage) -> None:
     with pytest.raises(RegistrationError, match="a workflow's steps"):
         accelerate(agents.function(here), shadow=0.1)
 
 
-def test_a_query_that_cannot_begin_is_told_and_the_original_runs(
+def test_original_workflow_runs_if_its_query_cannot_start(
     here: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -198,21 +198,21 @@ def test_a_query_that_cannot_begin_is_told_and_the_original_runs(
     ("make", "prompts"),
     [(flows.Rag, 1), (flows.FanOut, 5), (flows.Retrying, 3), (flows.Outer, 2), (flows.Sync, 1), (flows.Stateful, 2)],
 )
-def test_all_that_steps_ask_for_belongs_to_it(here: Stage, make: Any, prompts: int) -> None:
+def test_trace_has_all_requests_of_the_steps(here: Stage, make: Any, prompts: int) -> None:
     fast = accelerate(make(here), pool=here.pool, app="flows")
     run(fast)
     trace = fast.last_trace()
     assert (asked(trace), trace.app, trace.outcome) == (prompts, "flows", "closed")
 
 
-def test_a_workflow_in_a_step_joins_the_query_around_it(here: Stage) -> None:
+def test_workflow_in_a_step_joins_the_outer_query(here: Stage) -> None:
     inner = accelerate(flows.Rag(here), pool=here.pool)
     outer = accelerate(flows.Outer(here, inner), pool=here.pool)
     run(outer)
     assert asked(outer.last_trace()) == 2 and inner.last_trace().query_id == outer.last_trace().query_id
 
 
-def test_runs_at_a_time_are_queries_of_their_own(here: Stage) -> None:
+def test_concurrent_runs_are_separate_queries(here: Stage) -> None:
     fast = accelerate(flows.Rag(here), pool=here.pool)
 
     async def played() -> list[Any]:
@@ -224,14 +224,14 @@ def test_runs_at_a_time_are_queries_of_their_own(here: Stage) -> None:
     assert len({one.query_id for one in found}) == 4 and {asked(one) for one in found} == {1}
 
 
-def test_engines_that_are_accelerated_themselves_are_parts(here: Stage) -> None:
+def test_accelerated_engines_in_a_workflow_run_as_subplans(here: Stage) -> None:
     fast = accelerate(flows.Engines(here, accelerate), pool=here.pool)
     run(fast)
     early = [span.primitive for span in fast.last_trace().spans if span.primitive.startswith("part")]
     assert len({name.partition("/")[0] for name in early}) == 2
 
 
-def test_engines_that_are_tools_are_parts(here: Stage) -> None:
+def test_query_engine_tools_of_an_agent_run_as_subplans(here: Stage) -> None:
     agent = agents.function(here, *agents.engines(here))
     fast = accelerate(agent, pool=here.pool)
     run(fast, user_msg=do([call("farm", input="oats")], [call("shelf", input="ivy")]))
@@ -243,7 +243,7 @@ def test_engines_that_are_tools_are_parts(here: Stage) -> None:
     assert rows['agent.tools["farm"].engine._retriever._retrievers[0]'] == "lowered"
 
 
-def test_the_trace_tells_of_turns_and_tools(here: Stage) -> None:
+def test_trace_has_a_step_for_each_turn_and_tool(here: Stage) -> None:
     fast = accelerate(agents.team(here), pool=here.pool)
     handoff = [call("handoff", to_agent="writer", reason="found")]
     run(fast, user_msg=do([call("look", at="sea"), call("farm", input="oats")], handoff, "Written."))
@@ -257,7 +257,7 @@ def test_the_trace_tells_of_turns_and_tools(here: Stage) -> None:
     assert {span.step for span in trace.spans if span.primitive.startswith("part1/retrieve")} == {farm}
 
 
-def test_a_member_that_is_accelerated_itself(here: Stage) -> None:
+def test_accelerated_member_of_a_team_joins_its_query(here: Stage) -> None:
     team = agents.team(here)
     team.agents["research"] = accelerate(team.agents["research"], pool=here.pool)
     fast = accelerate(team, pool=here.pool)
@@ -266,7 +266,7 @@ def test_a_member_that_is_accelerated_itself(here: Stage) -> None:
     assert asked(fast.last_trace()) == 2 and "PARTIAL_PREFILLING" in kinds
 
 
-def test_the_report_tells_of_steps_models_and_tools(here: Stage) -> None:
+def test_report_lists_steps_models_and_tools(here: Stage) -> None:
     rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report().parts]
     assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]
     text = accelerate(agents.team(here), pool=here.pool).explain(details=True)
@@ -284,7 +284,7 @@ async def _never(workflow: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["awaited", "cancel_run", "wait_for", "cancel", "loop gone", "dropped"])
 @pytest.mark.filterwarnings("ignore:WorkflowHandler.cancel:DeprecationWarning")
-def test_the_query_ends_with_its_run(here: Stage, way: str) -> None:
+def test_query_ends_with_its_workflow_run(here: Stage, way: str) -> None:
     ends = way in ("awaited", "dropped")
     fast = accelerate(flows.Slow(here, 0.1 if ends else 20), pool=here.pool)
 
@@ -314,7 +314,7 @@ def test_the_query_ends_with_its_run(here: Stage, way: str) -> None:
     assert outcome == ("closed" if ends else "cancelled")
 
 
-def test_an_error_of_a_step_ends_it(here: Stage) -> None:
+def test_error_of_a_step_ends_the_query(here: Stage) -> None:
     fast = accelerate(flows.Retrying(here, 9), pool=here.pool)
     with pytest.raises(ValueError, match="said"):
         run(fast)
@@ -322,7 +322,7 @@ def test_an_error_of_a_step_ends_it(here: Stage) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_that_cannot_begin_ends_it(here: Stage) -> None:
+def test_run_that_cannot_start_ends_its_query(here: Stage) -> None:
     fast = accelerate(flows.Typed(here), pool=here.pool)
     with pytest.raises(Exception, match="Failed creating a start event"):
         run(fast, nothing=1)
@@ -331,7 +331,7 @@ def test_a_run_that_cannot_begin_ends_it(here: Stage) -> None:
     assert fast.last_trace().outcome == "closed"
 
 
-def test_while_a_human_is_asked_the_query_goes_on(here: Stage) -> None:
+def test_query_stays_open_while_a_human_answers(here: Stage) -> None:
     fast = accelerate(flows.Asking(here), pool=here.pool)
 
     async def played() -> None:
@@ -347,7 +347,7 @@ def test_while_a_human_is_asked_the_query_goes_on(here: Stage) -> None:
     assert asked(fast.last_trace()) == 2
 
 
-def test_a_run_of_the_users_own(here: Stage) -> None:
+def test_overridden_run_method_is_traced(here: Stage) -> None:
     class Own(flows.Rag):
         async def run(self, **kwargs: Any) -> Any:  # type: ignore[override]
             return await super().run(**kwargs)
@@ -356,7 +356,7 @@ def test_a_run_of_the_users_own(here: Stage) -> None:
     assert run(fast) == run(flows.Rag(here)) and asked(fast.last_trace()) == 1
 
 
-def test_limits_on_runs_hold_for_all_terms_together(here: Stage) -> None:
+def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
     most, now = 0, 0
 
     class Counted(Workflow):
@@ -382,7 +382,7 @@ def test_limits_on_runs_hold_for_all_terms_together(here: Stage) -> None:
 
 
 @pytest.mark.parametrize("make", [agents.function, agents.react, lambda s: AgentWorkflow(agents=[agents.react(s)])])
-def test_models_of_agents_are_bound(here: Stage, make: Any) -> None:
+def test_bound_llm_of_an_agent_runs_on_the_engine(here: Stage, make: Any) -> None:
     own = chat_mock(max_tokens=3)
     agent = make(here)
     member = agent.agents["Agent"] if isinstance(agent, AgentWorkflow) else agent
@@ -395,7 +395,7 @@ def test_models_of_agents_are_bound(here: Stage, make: Any) -> None:
     assert member.llm is own and fast.original is agent
 
 
-def test_models_of_workflows_are_bound(here: Stage) -> None:
+def test_bound_llm_of_a_workflow_runs_on_the_engine(here: Stage) -> None:
     own = MockLLM(max_tokens=3)
     workflow = flows.Rag(here)
     workflow.llm = own  # type: ignore[assignment]
@@ -406,6 +406,6 @@ def test_models_of_workflows_are_bound(here: Stage) -> None:
     assert fast.llm is own
 
 
-def test_a_workflow_may_call_any_model(here: Stage) -> None:
+def test_bind_accepts_any_model_for_a_workflow(here: Stage) -> None:
     """Its steps are code of the user's own: what they call cannot be told beforehand."""
     assert accelerate(flows.Rag(here), pool=here.pool, bind=[(MockLLM(max_tokens=3), "llm")]) is not None

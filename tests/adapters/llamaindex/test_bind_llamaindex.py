@@ -90,7 +90,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "default")
-def test_openai_like_answers_as_it_does(served, own, way, options):
+def test_bound_openai_like_gives_the_originals_answers_and_events(served, own, way, options):
     """Values, types, errors, callbacks, events and spans."""
 
     def heard(model: Any) -> Any:
@@ -107,7 +107,7 @@ def test_openai_like_answers_as_it_does(served, own, way, options):
     assert heard(bound(own(**options), "llm", served)) == heard(model)
 
 
-def test_chat_completions_go_through_the_engine(served, own, stub):
+def test_chat_completions_of_a_bound_llm_use_the_engine(served, own, stub):
     model = bound(own(), "llm", served)
     for way in (
         lambda: model.chat(QUESTION),
@@ -123,7 +123,7 @@ def test_chat_completions_go_through_the_engine(served, own, stub):
     assert run.trace.result(10).spans == (), "plain completions go the object's own way"
 
 
-def test_images_are_sent_as_the_object_sends_them(served, own, stub):
+def test_bound_llm_sends_images_as_the_original(served, own, stub):
     """`TeolaLLM` refuses them; a bound one writes the request itself."""
     picture = ImageBlock(url="http://localhost/x.png")
     asked = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
@@ -135,7 +135,7 @@ def test_images_are_sent_as_the_object_sends_them(served, own, stub):
     assert carried == plain and any(part["type"] == "image_url" for part in carried[0])
 
 
-def test_a_stream_belongs_to_the_query_in_which_it_was_asked_for(served, own):
+def test_stream_of_bound_llm_belongs_to_the_query_around_it(served, own):
     with served.watching() as run:
         made = bound(own(), "llm", served).stream_chat(QUESTION)
         next(made)
@@ -143,7 +143,7 @@ def test_a_stream_belongs_to_the_query_in_which_it_was_asked_for(served, own):
     assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
 
 
-def test_the_object_is_not_changed(served, own):
+def test_binding_does_not_change_the_llm(served, own):
     model = own()
     before = dict(vars(model)), dict(model.__pydantic_private__)
     made = bound(model, "llm", served)
@@ -157,7 +157,7 @@ def test_the_object_is_not_changed(served, own):
         assert copied.complete("why?").text == model.complete("why?").text
 
 
-def test_payloads_are_what_it_asks_for(stub, own):
+def test_worker_payloads_equal_the_requests_of_the_llm(stub, own):
     template = PromptTemplate("<{q}>")
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
         for options in ({}, {"system_prompt": "be loud"}, {"completion_to_prompt": lambda text: f"[{text}]"}):
@@ -182,7 +182,7 @@ def _essence(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in ("stream", "stream_options", "priority")}
 
 
-def test_without_prefixes_nothing_is_known_ahead(stub, own):
+def test_worker_has_no_template_payload_without_prefix_caching(stub, own):
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url)) as pool:
         made = bound(own(), "llm", pool)
         assert not hasattr(worker_of(made), "payload_of_template")
@@ -195,7 +195,7 @@ class _Own(OpenAILike):
         return super().chat(list(reversed(messages)), **kwargs)
 
 
-def test_what_an_openai_object_must_match(served, own, stub):
+def test_bind_raises_for_other_server_model_or_overridden_method(served, own, stub):
     with pytest.raises(RegistrationError, match="talks to"):
         bound(own().model_copy(update={"api_base": "http://localhost:1/v1"}), "llm", served)
     with pytest.raises(RegistrationError, match="asks for 'gpt-4o'"):
@@ -207,7 +207,7 @@ def test_what_an_openai_object_must_match(served, own, stub):
 # ------------------------------------------------------------ by what the pool has
 
 
-def test_a_teola_llm_does_the_work_of_another_llm(pool, llm):
+def test_teola_llm_serves_a_bound_llm_with_its_settings(pool, llm):
     handlers = CallbackManager([Recorder()])
     own = MockLLM(max_tokens=7, system_prompt="be brief", callback_manager=handlers)
     made = bound(own, "llm", pool)
@@ -230,7 +230,7 @@ def with_arguments(**given: Any) -> MockLLM:
     return _WithArguments().model_copy(update={"additional_kwargs": given})
 
 
-def test_an_llm_that_calls_functions_goes_on_calling_them(pool, stub, own, llm):
+def test_bound_function_calling_llm_still_calls_functions(pool, stub, own, llm):
     made = bound(own(is_function_calling_model=True), "llm", pool)
     assert isinstance(made, OpenAILike) and made.metadata.is_function_calling_model
     assert worker_of(made).metadata.is_function_calling_model
@@ -242,7 +242,7 @@ def test_an_llm_that_calls_functions_goes_on_calling_them(pool, stub, own, llm):
     assert not bound(own(), "llm", pool).metadata.is_function_calling_model
 
 
-def test_a_teola_embedding_does_the_work_of_another_embedding_model(pool):
+def test_teola_embedding_serves_a_bound_embedding_model(pool):
     own = MockEmbedding(embed_dim=3, embed_batch_size=4, model_name="mine")
     made = bound(own, "embedder", pool)
     worker = worker_of(made)
@@ -263,18 +263,18 @@ class _Reranker(BaseNodePostprocessor):
 
 
 @pytest.mark.parametrize("obj", [SimilarityPostprocessor(), _Reranker(), object(), "llm"])
-def test_what_cannot_be_bound(pool, obj):
+def test_bind_raises_for_objects_that_cannot_be_bound(pool, obj):
     with pytest.raises(RegistrationError, match="cannot be bound"):
         bound(obj, "llm", pool)
 
 
-def test_unknown_engines(pool):
+def test_bind_raises_for_unknown_engine(pool):
     with pytest.raises(RegistrationError, match="engine"):
         bound(MockLLM(), "lmm", pool)
 
 
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
-def test_a_deadline_reaches_the_caller_and_is_not_asked_again(way: str, served, own, stub) -> None:
+def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, stub) -> None:
     model = bound(own(max_retries=3), "llm", served)
     stub.asked.clear()
     stub.go.clear()

@@ -21,7 +21,7 @@ def engine_of(llm: MockLLM, template: PromptTemplate | None = None) -> Any:
     return index.as_query_engine(llm=llm, response_mode="accumulate", **given)
 
 
-def test_a_function_that_holds_the_model_calls_the_engine(pool: EnginePool) -> None:
+def test_bound_llm_in_a_function_mapping_uses_the_engine(pool: EnginePool) -> None:
     llm = MockLLM(max_tokens=4)
     shortened_by: list[str] = []
 
@@ -39,7 +39,7 @@ def test_a_function_that_holds_the_model_calls_the_engine(pool: EnginePool) -> N
     assert not set(shortened_by) & by_the_model
 
 
-def test_one_list_serves_several_engines(pool: EnginePool, llm: Any) -> None:
+def test_one_bind_list_serves_several_engines_if_not_strict(pool: EnginePool, llm: Any) -> None:
     one, other, words = MockLLM(max_tokens=4), MockLLM(max_tokens=5), MockEmbedding(embed_dim=4)
     bind = [(one, "llm"), (other, "llm"), (words, "embedder")]
     for model in (one, other):

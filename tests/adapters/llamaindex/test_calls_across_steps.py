@@ -150,28 +150,28 @@ class NumberOfWorkers(OwnWorkflow):
 
 
 @pytest.mark.parametrize("make", [Sequence, Lists, Renamed, Engines, NumberOfWorkers])
-def test_calls_of_the_next_steps_are_under_way_at_once(make: type[OwnWorkflow]) -> None:
+def test_calls_of_later_steps_overlap(make: type[OwnWorkflow]) -> None:
     original_llm, llm = compared(make, latency_s=SLOW_S)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
 
 
-def test_sync_steps_have_a_named_llm_called_on_threads() -> None:
+def test_calls_of_sync_steps_overlap_with_concurrent_option() -> None:
     _, llm = compared(SyncSteps, latency_s=SLOW_S, concurrent=[HostedLLM])
     assert llm.most_at_once == 2
 
 
-def test_sync_steps_have_an_unknown_llm_called_in_their_order() -> None:
+def test_calls_of_sync_steps_stay_sequential_for_unknown_llm() -> None:
     _, llm = compared(SyncSteps)
     assert llm.most_at_once == 1
 
 
-def test_explain_names_the_steps_whose_calls_begin_before_them() -> None:
+def test_explain_names_steps_whose_calls_are_prefetched() -> None:
     explanation = str(accelerate(Sequence(HostedLLM())).explain())
     assert "calls of the step sketch, while steps before it run" in explanation
 
 
-def test_every_run_and_runs_side_by_side_have_their_own_results() -> None:
+def test_concurrent_runs_have_their_own_results() -> None:
     llm = HostedLLM()
     fast = accelerate(Sequence(llm))
 
@@ -183,7 +183,7 @@ def test_every_run_and_runs_side_by_side_have_their_own_results() -> None:
     assert len(llm.prompts) == 9
 
 
-def test_a_run_goes_on_from_the_context_of_another() -> None:
+def test_run_continues_from_the_context_of_another() -> None:
     async def run(workflow: Any) -> list[Any]:
         handler = workflow.run(query="oats")
         first = await handler
@@ -262,11 +262,11 @@ class ChangedInPlace(OwnWorkflow):
 
 
 @pytest.mark.parametrize("make", [Validated, Coerced, AttributeOfItsOwn, ListOfItsOwn, ChangedInPlace])
-def test_the_next_step_gets_what_its_event_and_its_workflow_have_by_then(make: type[OwnWorkflow]) -> None:
+def test_next_step_reads_current_event_and_workflow_attributes(make: type[OwnWorkflow]) -> None:
     compared(make)
 
 
-def test_values_are_those_that_an_event_makes_of_them() -> None:
+def test_prefetched_call_uses_values_coerced_by_the_event() -> None:
     _, llm = compared(Coerced, latency_s=SLOW_S)
     assert llm.prompts == ["first", "sketch 4.0"]
     assert llm.most_at_once == 2
@@ -321,7 +321,7 @@ class TwoReaders(OwnWorkflow):
 
 
 @pytest.mark.parametrize("make", [Decision, SentEvents, TwoReaders])
-def test_calls_of_steps_that_may_not_run_are_not_made(make: type[OwnWorkflow]) -> None:
+def test_calls_of_uncertain_steps_are_not_prefetched(make: type[OwnWorkflow]) -> None:
     _, llm = compared(make)
     assert llm.most_at_once <= 1
 
@@ -340,7 +340,7 @@ class Approval(OwnWorkflow):
         return StopEvent(result=[ev.sketch, await self.ask("end")])
 
 
-def test_nothing_is_called_before_a_person_has_answered() -> None:
+def test_no_call_after_human_input_is_prefetched() -> None:
     llm = HostedLLM(latency_s=SLOW_S)
     fast = accelerate(Approval(llm))
 
@@ -361,7 +361,7 @@ def test_nothing_is_called_before_a_person_has_answered() -> None:
 
 
 @pytest.mark.parametrize("refused", ["plan", "sketch", "answer"])
-def test_an_error_is_the_originals(refused: str) -> None:
+def test_error_of_a_step_is_the_originals(refused: str) -> None:
     errors, prompts = [], []
     for change in (lambda workflow: workflow, accelerate):
         llm = HostedLLM(fails_on=f"{refused} ")
@@ -406,7 +406,7 @@ class FailingTwice(HostedLLM):
 
 
 @pytest.mark.parametrize("word", ["plan oats", "sketch oats"])
-def test_a_step_that_is_retried_makes_its_calls_again(word: str) -> None:
+def test_retried_step_makes_its_calls_again(word: str) -> None:
     original_llm, llm = FailingTwice(word=word), FailingTwice(word=word)
     expected = called(Retried(original_llm))
     assert called(accelerate(Retried(llm))) == expected
@@ -422,7 +422,7 @@ async def begin(fast: Any, llm: HostedLLM) -> Any:
     return handler
 
 
-def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
+def test_cancelled_run_cancels_prefetched_calls() -> None:
     llm = HostedLLM(latency_s=2 * SLOW_S)
     fast = accelerate(Sequence(llm))
 
@@ -438,7 +438,7 @@ def test_a_cancelled_run_cancels_what_was_prefetched() -> None:
     assert llm.prompts == ["plan oats", "sketch oats"]
 
 
-def test_a_run_that_takes_too_long_cancels_what_was_prefetched() -> None:
+def test_run_timeout_cancels_prefetched_calls() -> None:
     llm = HostedLLM(latency_s=3.0)
     fast = accelerate(Sequence(llm, timeout=1.0))
 

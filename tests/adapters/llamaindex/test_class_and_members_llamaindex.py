@@ -356,7 +356,7 @@ def outcome(act: Callable[[], Any]) -> Any:
 
 
 @every_object
-def test_class_is_the_originals(make: Callable[[], Any]) -> None:
+def test_accelerated_object_has_the_originals_class(make: Callable[[], Any]) -> None:
     original = make()
     fast = accelerate(original)
     assert isinstance(fast, type(original))
@@ -368,7 +368,7 @@ def test_class_is_the_originals(make: Callable[[], Any]) -> None:
 
 
 @every_object
-def test_members_are_the_originals(make: Callable[[], Any]) -> None:
+def test_accelerated_object_has_the_originals_members(make: Callable[[], Any]) -> None:
     original = make()
     fast = accelerate(original)
     assert set(dir(original)) <= set(dir(fast))
@@ -382,12 +382,12 @@ def test_members_are_the_originals(make: Callable[[], Any]) -> None:
 
 
 @every_object
-def test_answers_are_the_originals(make: Callable[[], Any]) -> None:
+def test_accelerated_object_gives_the_originals_answers(make: Callable[[], Any]) -> None:
     assert outcome(lambda: answer(accelerate(make()))) == outcome(lambda: answer(make()))
 
 
 @every_object
-def test_fields_are_set_on_both(make: Callable[[], Any]) -> None:
+def test_fields_are_set_on_original_and_accelerated_object(make: Callable[[], Any]) -> None:
     original = make()
     fast = accelerate(original)
     for name, value in list(vars(original).items()):
@@ -418,7 +418,7 @@ def test_wrong_arguments_raise_the_originals_error(make: Callable[[], Any]) -> N
 
 
 @every_object
-def test_prompts_are_the_originals(make: Callable[[], Any]) -> None:
+def test_updating_prompts_has_the_originals_effect(make: Callable[[], Any]) -> None:
     original, fast = make(), accelerate(make())
     if not hasattr(original, "get_prompts"):
         pytest.skip("it has no prompts")
@@ -437,7 +437,7 @@ def test_prompts_are_the_originals(make: Callable[[], Any]) -> None:
 
 @every_object
 @pytest.mark.parametrize("way", ["copy", "deepcopy", "pickle", "model_copy", "deep model_copy"])
-def test_copies_work_where_the_originals_do(make: Callable[[], Any], way: str) -> None:
+def test_copy_works_if_a_copy_of_the_original_works(make: Callable[[], Any], way: str) -> None:
     ways: dict[str, Callable[[Any], Any]] = {
         "copy": copy.copy,
         "deepcopy": copy.deepcopy,
@@ -460,7 +460,7 @@ def test_copies_work_where_the_originals_do(make: Callable[[], Any], way: str) -
     assert outcome(lambda: answer(fast_copy)) == outcome(lambda: answer(copied))
 
 
-def test_a_copy_is_independent() -> None:
+def test_copy_has_own_state_and_keeps_options() -> None:
     original = OwnEngine()
     fast = accelerate(original, app="mine")
     copied = copy.copy(fast.with_terms(tenant="t"))
@@ -471,7 +471,7 @@ def test_a_copy_is_independent() -> None:
     assert copied.__teola_session__.settings.tenant == "t"
 
 
-def test_updates_of_a_model_copy_are_the_copys() -> None:
+def test_model_copy_update_changes_only_the_copy() -> None:
     pipeline = accelerate(IngestionPipeline(transformations=[MockEmbedding(embed_dim=4)]))
     copied = pipeline.model_copy(update={"transformations": [MockEmbedding(embed_dim=2)]})
     assert [len(vector) for vector in answer(copied)] == [2, 2, 2]
@@ -489,7 +489,7 @@ def pool() -> Iterator[EnginePool]:
     [rag, index, retriever, OBJECTS["pipeline"], OwnFlow],
     ids=["engine", "index", "retriever", "pipeline", "flow"],
 )
-def test_a_pool_is_not_pickled(pool: EnginePool, make: Callable[[], Any]) -> None:
+def test_pickling_an_object_with_a_pool_raises(pool: EnginePool, make: Callable[[], Any]) -> None:
     fast = accelerate(make(), pool=pool)
     with pytest.raises(RegistrationError, match="cannot be pickled: its engines live in this process"):
         pickle.dumps(fast)
@@ -504,7 +504,7 @@ def engine_calls(fast: Any) -> int:
     return 0 if trace is None else len([span for span in trace.spans if span.engine == "llm"])
 
 
-def test_a_bound_model_stays_bound_in_copies(pool: EnginePool) -> None:
+def test_copies_keep_the_bound_model(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     engine = RetrieverQueryEngine.from_args(retriever(), llm=own)
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
@@ -513,7 +513,7 @@ def test_a_bound_model_stays_bound_in_copies(pool: EnginePool) -> None:
         assert engine_calls(copied) == 1
 
 
-def test_a_part_that_is_set_counts_for_calls_on_an_engine(pool: EnginePool) -> None:
+def test_replaced_parts_apply_to_calls_with_bound_models(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     engine = RetrieverQueryEngine.from_args(retriever(), llm=own)
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
@@ -530,7 +530,7 @@ def test_a_part_that_is_set_counts_for_calls_on_an_engine(pool: EnginePool) -> N
     assert engine_calls(fast) == 1
 
 
-def test_a_list_that_is_changed_in_place_counts_for_calls_on_an_engine(pool: EnginePool) -> None:
+def test_list_changed_in_place_applies_to_calls_with_bound_models(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     inner = QueryFusionRetriever([OwnRetriever("a")], num_queries=1, llm=own, use_async=False)  # type: ignore[list-item]
     fast = accelerate(RetrieverQueryEngine.from_args(inner, llm=own), pool=pool, bind=[(own, "llm")])
@@ -539,7 +539,7 @@ def test_a_list_that_is_changed_in_place_counts_for_calls_on_an_engine(pool: Eng
     assert len(fast.query(QUESTION).source_nodes) == 2
 
 
-def test_terms_are_kept_when_a_part_is_set(pool: EnginePool) -> None:
+def test_request_context_is_kept_when_a_part_is_replaced(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     engine = RetrieverQueryEngine.from_args(retriever(), llm=own)
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")]).with_terms(app="mine")
@@ -560,7 +560,7 @@ class CountingEngine(RetrieverQueryEngine):
         return super()._query(query_bundle)
 
 
-def test_state_that_a_call_on_an_engine_changes_is_the_originals(pool: EnginePool) -> None:
+def test_state_changed_by_a_call_is_the_originals(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     engine = CountingEngine.from_args(retriever(), llm=own)
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
@@ -584,7 +584,7 @@ class SpeakingFlow(Workflow):
         return StopEvent(result=str(await self.llm.acomplete(QUESTION)))
 
 
-def test_a_workflow_on_an_engine_keeps_its_state(pool: EnginePool) -> None:
+def test_workflow_with_bound_llm_keeps_its_state(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=2)
     flow = SpeakingFlow(own)
     fast = accelerate(flow, pool=pool, bind=[(own, "llm")])
@@ -599,7 +599,7 @@ def test_a_workflow_on_an_engine_keeps_its_state(pool: EnginePool) -> None:
 # ------------------------------------------------------------ pipelines and indexes
 
 
-def test_transformations_that_are_set_count() -> None:
+def test_replaced_transformations_apply_to_the_next_run() -> None:
     own = MockEmbedding(embed_dim=4)
     pipeline = IngestionPipeline(transformations=[own])
     fast = accelerate(pipeline, concurrent=[own])
@@ -610,7 +610,7 @@ def test_transformations_that_are_set_count() -> None:
     assert [len(vector) for vector in answer(pipeline)] == [2, 2, 2]
 
 
-def test_fields_of_transformations_count() -> None:
+def test_changed_fields_of_transformations_apply_to_the_next_run() -> None:
     extractor = TitleExtractor(llm=MockLLM(max_tokens=2), nodes=1)
     fast = accelerate(IngestionPipeline(transformations=[extractor], disable_cache=True))
 
@@ -622,7 +622,7 @@ def test_fields_of_transformations_count() -> None:
     assert titles() != before
 
 
-def test_a_pipeline_on_an_engine_follows_its_original(pool: EnginePool) -> None:
+def test_pipeline_with_bound_embedding_follows_its_original(pool: EnginePool) -> None:
     own = MockEmbedding(embed_dim=4)
     pipeline = own_pipeline(own)
     pipeline.disable_cache = True
@@ -636,7 +636,7 @@ def test_a_pipeline_on_an_engine_follows_its_original(pool: EnginePool) -> None:
     assert fast.runs == pipeline.runs == 4
 
 
-def test_a_pipeline_on_an_engine_shares_the_cache_of_its_original(pool: EnginePool) -> None:
+def test_pipeline_with_bound_embedding_shares_the_originals_cache(pool: EnginePool) -> None:
     own = MockEmbedding(embed_dim=4)
     pipeline = own_pipeline(own)
     fast = accelerate(pipeline, pool=pool, bind=[(own, "embedder")])
@@ -644,7 +644,7 @@ def test_a_pipeline_on_an_engine_shares_the_cache_of_its_original(pool: EnginePo
     assert answer(pipeline) == by_engine
 
 
-def test_an_embedding_model_that_is_set_counts_for_an_index(pool: EnginePool) -> None:
+def test_replaced_embedding_model_applies_to_index_inserts(pool: EnginePool) -> None:
     own = MockEmbedding(embed_dim=4)
     plain = VectorStoreIndex([], embed_model=own)
     fast = accelerate(plain, pool=pool, bind=[(own, "embedder")])
@@ -660,7 +660,7 @@ def test_an_embedding_model_that_is_set_counts_for_an_index(pool: EnginePool) ->
     assert [found.node_id for found in fast.as_retriever(similarity_top_k=1).retrieve("c")] == ["c"]
 
 
-def test_what_an_index_makes_works() -> None:
+def test_engines_created_by_an_accelerated_index_work() -> None:
     plain = index()
     fast = accelerate(plain)
     llm = MockLLM(max_tokens=4)
@@ -671,7 +671,7 @@ def test_what_an_index_makes_works() -> None:
     assert type(fast).from_documents([], embed_model=MockEmbedding(embed_dim=4)).as_retriever() is not None
 
 
-def test_an_index_is_found_by_the_class_of_the_original() -> None:
+def test_class_of_accelerated_index_matches_the_original_in_dicts() -> None:
     fast = accelerate(index())
     assert type(fast) in DEFAULT_MODES
     assert {type(fast): 1}[VectorStoreIndex] == 1
@@ -703,16 +703,16 @@ COMPOSITES: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
 
 @pytest.mark.parametrize("make", COMPOSITES.values(), ids=COMPOSITES.keys())
 @pytest.mark.parametrize("outside", [lambda obj: obj, accelerate], ids=["plain", "accelerated"])
-def test_it_is_a_part_of_other_objects(make: Any, outside: Callable[[Any], Any]) -> None:
+def test_accelerated_object_works_inside_other_objects(make: Any, outside: Callable[[Any], Any]) -> None:
     assert answer(outside(make(accelerate))) == answer(make(lambda part: part))
 
 
-def test_it_is_a_part_of_a_workflow() -> None:
+def test_accelerated_workflow_works_inside_a_workflow() -> None:
     assert asyncio.run(result_of(OuterFlow(accelerate(OwnFlow("inner"))))) == "outer inner"
     assert asyncio.run(result_of(accelerate(OuterFlow(accelerate(OwnFlow("inner")))))) == "outer inner"
 
 
-def test_a_runtime_that_is_set_runs_the_original() -> None:
+def test_switched_runtime_applies_to_the_original() -> None:
     first, second = BasicRuntime(), BasicRuntime()
     flow = OwnFlow(runtime=first)
     fast = accelerate(flow)
@@ -723,7 +723,7 @@ def test_a_runtime_that_is_set_runs_the_original() -> None:
     assert asyncio.run(result_of(fast)) == "done"
 
 
-def test_it_is_an_agent_among_others() -> None:
+def test_accelerated_agent_works_in_a_team() -> None:
     agent = accelerate(function_agent())
     team = AgentWorkflow(agents=[agent], root_agent="a")
     assert team.agents["a"] is agent
@@ -740,7 +740,7 @@ class Runs(TransformComponent):
         return self.inner.run(nodes=nodes)
 
 
-def test_validation_accepts_it() -> None:
+def test_pydantic_validation_accepts_accelerated_objects() -> None:
     fast = accelerate(IngestionPipeline(transformations=[MockEmbedding(embed_dim=4)]))
     transformation = Runs(inner=fast)
     assert transformation.inner is fast
@@ -753,7 +753,7 @@ def test_validation_accepts_it() -> None:
 # ------------------------------------------------------------ classes of the user's own
 
 
-def test_members_of_a_users_class_are_its_own() -> None:
+def test_members_of_a_user_class_are_shared_with_the_original() -> None:
     engine = OwnEngine()
     fast = accelerate(engine)
     fast.prefix = "# "
@@ -767,7 +767,7 @@ def test_members_of_a_users_class_are_its_own() -> None:
         _ = engine.notes
 
 
-def test_overridden_entries_and_names_of_ours_are_the_users() -> None:
+def test_overridden_entry_points_and_attribute_hooks_are_kept() -> None:
     engine = OverridingEngine.from_args(retriever(), llm=MockLLM(max_tokens=2))
     fast: Any = accelerate(engine)
     assert str(fast.query(QUESTION, shout=True)) == "TEXT TEXT"
@@ -779,7 +779,7 @@ def test_overridden_entries_and_names_of_ours_are_the_users() -> None:
         _ = fast.unknown
 
 
-def test_fields_of_our_names_are_the_users() -> None:
+def test_fields_of_a_user_class_hide_added_methods() -> None:
     engine = OwnPydanticEngine(plan="mine")
     fast: Any = accelerate(engine)
     fast.plan = "yours"
@@ -795,12 +795,12 @@ class Failing(OwnEngine):
         raise AttributeError("it is broken inside")
 
 
-def test_an_error_in_a_property_is_the_originals() -> None:
+def test_error_in_a_property_is_the_originals() -> None:
     with pytest.raises(AttributeError, match="it is broken inside"):
         _ = accelerate(Failing()).broken
 
 
-def test_an_instance_that_the_class_makes_is_as_the_originals() -> None:
+def test_new_instance_of_an_accelerated_class_behaves_as_originals() -> None:
     made = type(accelerate(rag())).from_args(retriever(), llm=MockLLM(max_tokens=2))
     assert str(made.query(QUESTION)) == str(asyncio.run(made.aquery(QUESTION))) == "text text"
     assert type(made)._query is not RetrieverQueryEngine._query
@@ -818,7 +818,7 @@ def test_an_instance_that_the_class_makes_is_as_the_originals() -> None:
         made.explain()
 
 
-def test_callbacks_events_and_spans_are_the_originals() -> None:
+def test_accelerated_engine_sends_the_originals_callbacks_and_events() -> None:
     def heard(make: Callable[[Any], Any]) -> Any:
         recorder = Recorder()
         engine = make(rag())
@@ -831,12 +831,12 @@ def test_callbacks_events_and_spans_are_the_originals() -> None:
     assert heard(accelerate) == heard(lambda engine: engine)
 
 
-def test_content_is_read_as_the_original_reads_it() -> None:
+def test_nodes_of_accelerated_retriever_return_their_content() -> None:
     [found, *_] = accelerate(retriever()).retrieve(QUESTION)
     assert found.node.get_content(metadata_mode=MetadataMode.NONE) in {node.text for node in nodes()}
 
 
-def test_a_method_that_is_patched_on_an_accelerated_engine_is_called_once() -> None:
+def test_method_patched_on_an_accelerated_engine_is_called_once() -> None:
     original = RetrieverQueryEngine.from_args(retriever(), llm=MockLLM(max_tokens=4))
     fast = accelerate(original)
     expected = str(original.query("question"))

@@ -186,16 +186,16 @@ GAINING = (Parts, Classes, Buffers, GoesOn, Listed, Both, TwoFirstSteps)
 
 
 @pytest.mark.parametrize("make", GAINING)
-def test_calls_after_all_events_have_come_are_under_way_at_once(make: Any) -> None:
+def test_calls_after_collected_events_overlap(make: Any) -> None:
     assert compare_on_server(make, query="oats rye") == (1, 2)
 
 
-def test_as_many_events_as_the_query_has_words_are_collected() -> None:
+def test_any_number_of_events_is_collected() -> None:
     for query in ("oats", "oats rye wheat", "oats rye wheat spelt barley millet"):
         assert compare_on_server(Parts, query=query) == (1, 2)
 
 
-def test_more_events_than_plans_are_made_for_are_answered_as_ever() -> None:
+def test_calls_after_too_many_events_stay_sequential() -> None:
     assert compare_on_server(Parts, query=" ".join("abcdefghijklmnopq"), latency_s=0.02) == (1, 1)
 
 
@@ -203,7 +203,7 @@ def test_the_next_run_collects_its_own_events() -> None:
     assert compare_on_server(GoesOn, runs=3, query="oats rye") == (1, 2)
 
 
-def test_the_step_that_indexes_documents_ends_the_run() -> None:
+def test_indexing_step_that_ends_the_run_sends_no_request() -> None:
     assert compare_on_server(TwoFirstSteps, folder="farm") == (0, 0)
 
 
@@ -223,7 +223,7 @@ class Limited(Parts):
         return None if answers is None else StopEvent(result=sorted(answer.text for answer in answers))
 
 
-def test_no_more_events_are_handled_at_once_than_a_step_has_workers() -> None:
+def test_events_overlap_only_up_to_the_workers_of_a_step() -> None:
     assert compare_on_server(Limited, query="oats rye wheat spelt") == (2, 2)
 
 
@@ -250,7 +250,7 @@ class FirstOfTwo(OwnWorkflow):
         return StopEvent(result=await self.ask("late"))
 
 
-def test_calls_of_steps_that_another_one_may_forestall_are_not_made() -> None:
+def test_calls_of_a_step_in_a_race_are_not_prefetched() -> None:
     assert compare_on_server(FirstOfTwo) == (1, 1)
 
 
@@ -265,7 +265,7 @@ class NeverComplete(Parts):
         return StopEvent(result=[first, await self.ask("second")])
 
 
-def test_a_collection_that_is_not_complete_asks_for_nothing() -> None:
+def test_incomplete_event_collection_sends_no_extra_request() -> None:
     assert compare_on_server(NeverComplete, query="oats") == (1, 1)
 
 
@@ -302,7 +302,7 @@ class Waiting(OwnWorkflow):
 
 
 @pytest.mark.parametrize("make", [Approval, Waiting])
-def test_nothing_is_asked_before_a_person_has_answered(make: Any) -> None:
+def test_no_call_after_human_input_is_prefetched(make: Any) -> None:
     async def run(workflow: Any, llm: HostedLLM) -> tuple[Any, list[str], Any]:
         handler, before = workflow.run(query="oats"), list[str]()
         async for event in handler.stream_events():
@@ -330,11 +330,11 @@ def test_an_error_after_a_collection_is_the_originals() -> None:
     compare_on_server(Failing, query="oats rye")
 
 
-def test_an_answer_that_fails_is_the_originals_error() -> None:
+def test_failing_answer_raises_the_originals_error() -> None:
     compare_on_server(Parts, query="oats rye", fails_on="answer rye")
 
 
-def test_a_run_whose_caller_is_cancelled_cancels_what_was_prefetched() -> None:
+def test_cancelled_run_cancels_prefetched_calls() -> None:
     llm = HostedLLM(latency_s=0.3)
     fast = accelerate(Classes(llm))
 
@@ -396,7 +396,7 @@ class RunsAgent(OwnWorkflow):
         return StopEvent(result=[str(reply), await self.ask("first"), await self.ask("second")])
 
 
-def test_calls_behind_the_run_of_another_workflow_wait_for_it() -> None:
+def test_calls_after_a_nested_workflow_run_wait_for_it() -> None:
     assert compare_on_server(RunsOther) == (1, 2)
 
 
@@ -408,7 +408,7 @@ def test_calls_behind_the_run_of_another_workflow_wait_for_it() -> None:
         (Waiting, Reason.WAITS_FOR_EVENT, (), "await ctx.wait_for_event("),
     ],
 )
-def test_the_report_names_what_calls_wait_for(make: Any, reason: Reason, names: tuple[str, ...], line: str) -> None:
+def test_report_names_the_reason_calls_wait(make: Any, reason: Reason, names: tuple[str, ...], line: str) -> None:
     report = accelerate(make(HostedLLM())).report()
     [row] = report.with_status(Status.NOT_SEEN)
     assert row.reason is reason
@@ -459,20 +459,20 @@ class RunsSideBySide(RunsSequence):
         return StopEvent(result=await asyncio.gather(*[self.inner.run(query=word) for word in ev.query.split()]))
 
 
-def test_steps_of_a_workflow_that_a_step_runs_gain_as_well() -> None:
+def test_calls_of_a_nested_workflow_overlap() -> None:
     assert compare_on_server(RunsSequence, query="oats rye") == (1, 2)
     assert compare_on_server(RunsSequence, query="oats rye", runs=2) == (1, 2)
 
 
-def test_runs_of_a_workflow_side_by_side_have_their_own_results() -> None:
+def test_concurrent_nested_runs_have_their_own_results() -> None:
     assert compare_on_server(RunsSideBySide, query="oats rye") == (2, 4)
 
 
-def test_an_error_of_a_workflow_that_a_step_runs_is_the_originals() -> None:
+def test_error_of_a_nested_workflow_is_the_originals() -> None:
     compare_on_server(RunsSequence, query="oats rye", fails_on="second oats")
 
 
-def test_explain_names_the_steps_of_a_workflow_that_a_step_runs() -> None:
+def test_explain_names_the_steps_of_a_nested_workflow() -> None:
     assert "calls of the step inner.second, while steps before it run" in str(
         accelerate(RunsSequence(HostedLLM())).explain()
     )

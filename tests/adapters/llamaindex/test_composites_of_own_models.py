@@ -177,7 +177,7 @@ def most_at_once(spans: list[Span]) -> int:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", [ServerEmbedding, CountingEmbedding])
 @pytest.mark.parametrize("name", MAKERS)
-def test_results_and_requests_are_those_of_the_original(stub: Stub, name: str, kind: Any, is_async: bool) -> None:
+def test_engine_of_user_models_sends_the_originals_requests(stub: Stub, name: str, kind: Any, is_async: bool) -> None:
     engine = MAKERS[name](Kit(stub, kind))
     stub.asked.clear()
     expected = result_of(engine, is_async=is_async)
@@ -189,7 +189,7 @@ def test_results_and_requests_are_those_of_the_original(stub: Stub, name: str, k
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_events_come_in_the_originals_order(stub: Stub, name: str) -> None:
+def test_engine_of_user_models_sends_events_in_original_order(stub: Stub, name: str) -> None:
     diary = Diary()
     engine = MAKERS[name](Kit(stub, ServerEmbedding, CallbackManager([DiaryHandler(diary)])))
     events = []
@@ -201,14 +201,14 @@ def test_events_come_in_the_originals_order(stub: Stub, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fusion", "sub-questions"])
-def test_embeddings_of_a_class_whose_calls_share_nothing_are_made_at_once(stub: Stub, name: str) -> None:
+def test_embeddings_of_an_independent_class_overlap(stub: Stub, name: str) -> None:
     fast = accelerate(MAKERS[name](Kit(stub, SlowEmbedding)))
     fast.query(QUESTION)
     spans = fast.last_trace().spans
     assert most_at_once([span for span in spans if span.kind == "EMBEDDING"]) >= 3
 
 
-def test_embeddings_of_an_unknown_class_are_made_one_at_a_time_beside_the_llm(stub: Stub) -> None:
+def test_embeddings_of_an_unknown_class_overlap_only_with_the_llm(stub: Stub) -> None:
     fast = accelerate(fusion(Kit(stub, CountingEmbedding)))
     fast.query(QUESTION)
     spans = fast.last_trace().spans

@@ -47,7 +47,7 @@ def broken(*_: Any, **__: Any) -> Any:
     raise AttributeError("a bug of ours")
 
 
-def test_a_part_that_dies_is_told_of_once(llm, pool, monkeypatch, caplog) -> None:
+def test_failing_primitive_is_logged_once(llm, pool, monkeypatch, caplog) -> None:
     synthesizer = get_response_synthesizer(llm=llm, response_mode="accumulate")  # type: ignore[arg-type]
     fast = accelerate(synthesizer, pool=pool, bind=[(llm, "llm")])
     monkeypatch.setattr(PlannedModel, "payload_of_template", broken)
@@ -59,7 +59,7 @@ def test_a_part_that_dies_is_told_of_once(llm, pool, monkeypatch, caplog) -> Non
     assert "Answers are unaffected" in warning
 
 
-def test_a_call_that_cannot_be_planned_is_told_of_once_for_each_object(llm, pool, monkeypatch, caplog) -> None:
+def test_failing_plan_is_logged_once_per_object(llm, pool, monkeypatch, caplog) -> None:
     made = [get_response_synthesizer(llm=llm, response_mode="compact") for _ in range(2)]  # type: ignore[arg-type]
     monkeypatch.setattr("teola_plugin.adapters.llamaindex.session.trace", broken)
     for one in made:
@@ -70,7 +70,7 @@ def test_a_call_that_cannot_be_planned_is_told_of_once_for_each_object(llm, pool
     assert all("planning failed" in one and "of the CompactAndRefine" in one for one in said(caplog))
 
 
-def test_an_input_that_is_wrong_is_the_callers_alone(llm, pool, caplog) -> None:
+def test_invalid_input_raises_without_a_warning(llm, pool, caplog) -> None:
     """The plain object raises, and so does the plan's template: nothing was lost."""
 
     def refuses(**_: Any) -> str:

@@ -64,7 +64,7 @@ ENGINES: dict[str, tuple[Callable[[Library], Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_is_known_of_its_answers_goes_along(stock: Library, llm: FakeLLM, name: str) -> None:
+def test_requests_of_engines_draft_known_answer_texts(stock: Library, llm: FakeLLM, name: str) -> None:
     make, marked, first, what = ENGINES[name]
     plain = shown(make(stock).query("what is there"))
     fast = accelerate(make(stock))
@@ -75,7 +75,7 @@ def test_what_is_known_of_its_answers_goes_along(stock: Library, llm: FakeLLM, n
     assert drafts and any(text.startswith(first) for text in drafts[0])
 
 
-def test_a_model_outside_of_plans_tells_of_its_tools_and_earlier_calls(stock: Library, llm: FakeLLM) -> None:
+def test_request_outside_a_plan_drafts_tool_calls(stock: Library, llm: FakeLLM) -> None:
     tool = {
         "type": "function",
         "function": {"name": "look_up", "parameters": {"properties": {"a": {"type": "string"}}}},

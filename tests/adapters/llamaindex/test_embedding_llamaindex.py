@@ -78,7 +78,7 @@ def calls(model: BaseEmbedding) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", calls(Plain()))
-def test_as_any_embedding_model(model, way):
+def test_teola_embedding_gives_values_and_events_of_plain_embedding(model, way):
     """The same values, types, callbacks, events and spans."""
 
     def heard(one: BaseEmbedding) -> tuple[Any, Counter[str], Counter[str], Counter[str]]:
@@ -91,7 +91,7 @@ def test_as_any_embedding_model(model, way):
     assert heard(model) == heard(Plain())
 
 
-def test_roles_are_kept_apart(model, asked):
+def test_query_and_document_embeddings_have_their_own_roles(model, asked):
     assert model.get_query_embedding("x") != model.get_text_embedding("x")
     assert asked == [model.payload("x", "query"), model.payload("x", "document")]
     assert asked == [EmbedText("x", "query"), EmbedText("x", "document")]
@@ -99,7 +99,7 @@ def test_roles_are_kept_apart(model, asked):
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_all_batches_are_asked_for_once_and_first(pool, model, asked, monkeypatch, way):
+def test_all_embedding_batches_are_requested_before_the_first_is_used(pool, model, asked, monkeypatch, way):
     """Before the framework's code wants the first of them."""
     told: list[int] = []
     own = TeolaEmbedding.vectors, TeolaEmbedding.avectors
@@ -110,12 +110,12 @@ def test_all_batches_are_asked_for_once_and_first(pool, model, asked, monkeypatc
     assert [payload.text for payload in asked] == TEXTS
 
 
-def test_equal_batches_keep_their_places(model):
+def test_equal_embedding_batches_keep_their_order(model):
     texts = ["a", "b"] * 20
     assert model.get_text_embedding_batch(texts) == Plain().get_text_embedding_batch(texts)
 
 
-def test_a_cache_decides_what_is_asked_for(pool, asked):
+def test_cached_texts_are_not_embedded_again(pool, asked):
     model = TeolaEmbedding(pool=pool, embeddings_cache=SimpleKVStore())
     first = model.get_text_embedding_batch(TEXTS[:12])
     asked.clear()
@@ -123,7 +123,7 @@ def test_a_cache_decides_what_is_asked_for(pool, asked):
     assert [payload.text for payload in asked] == TEXTS[12:14]
 
 
-def test_a_rate_limiter_decides_when(pool, asked):
+def test_each_embedding_batch_waits_for_the_rate_limiter(pool, asked):
     limiters = pytest.importorskip(
         "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
     )
@@ -146,7 +146,7 @@ class _Picky(FakeEmbedder):
         return super()._value(request)
 
 
-def test_an_error_comes_with_its_own_batch():
+def test_failing_batch_raises_after_the_first_batch_ended():
     with EnginePool.local([_Picky()]) as pool:
         model = TeolaEmbedding(pool=pool)
         recorder = Recorder()
@@ -160,17 +160,17 @@ def test_an_error_comes_with_its_own_batch():
         assert model.get_text_embedding_batch(TEXTS[:12])
 
 
-def test_progress(model, capsys):
+def test_embedding_shows_a_progress_bar(model, capsys):
     model.get_text_embedding_batch(TEXTS, show_progress=True)
     assert "Generating embeddings: 100%" in capsys.readouterr().err
 
 
-async def test_inside_a_running_loop(model):
+async def test_sync_embedding_works_inside_a_running_loop(model):
     assert model.get_query_embedding("x") == await model.aget_query_embedding("x")
     assert model.get_text_embedding_batch(TEXTS) == await model.aget_text_embedding_batch(TEXTS)
 
 
-def test_names_and_copies(pool, model):
+def test_embedding_has_name_and_copies_share_the_pool(pool, model):
     assert model.model_name == "embedder"
     named = TeolaEmbedding(pool=pool, model_name="mine")
     assert getattr(named, "to_payload", named.to_dict)()["model_name"] == "mine"
@@ -182,7 +182,7 @@ def test_names_and_copies(pool, model):
         TeolaEmbedding(pool=pool, engine="embeder")
 
 
-def test_the_text_is_that_for_embedding(model, asked):
+def test_embedded_text_omits_excluded_metadata(model, asked):
     node = TextNode(text="body", metadata={"kind": "x", "secret": "y"}, excluded_embed_metadata_keys=["secret"])
     model([node])
     assert asked[0].text == node.get_content(MetadataMode.EMBED) and "secret" not in asked[0].text

@@ -64,7 +64,7 @@ def node_id(number: int) -> str:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("strategy", DocstoreStrategy)
-def test_pipelines_upsert_and_delete_as_into_the_simple_store(
+def test_pipelines_upsert_and_delete_as_with_the_simple_store(
     stores: Any, embedding: Any, strategy: Any, is_async: bool
 ) -> None:
     def history(store: Any) -> list[Any]:
@@ -126,7 +126,7 @@ STEPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_index_is_kept_up_as_on_the_simple_store(stores: Any, embedding: Any, step: str) -> None:
+def test_index_updates_have_the_effect_of_the_simple_store(stores: Any, embedding: Any, step: str) -> None:
     results = []
     for store in stores:
         index = index_on(store, embedding)
@@ -153,7 +153,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "".join(fields))
-def test_every_field_of_a_query_is_taken_as_by_the_simple_store(stores: Any, embedding: Any, fields: Any) -> None:
+def test_store_accepts_query_fields_that_the_simple_store_accepts(stores: Any, embedding: Any, fields: Any) -> None:
     for store in stores:
         index_on(store, embedding)
     store, plain = stores
@@ -164,7 +164,7 @@ def test_every_field_of_a_query_is_taken_as_by_the_simple_store(stores: Any, emb
     assert asyncio.run(store.aquery(query(**fields), unknown=1)) == result
 
 
-def test_arguments_that_the_simple_store_ignores_are_ignored(stores: Any) -> None:
+def test_store_ignores_arguments_that_the_simple_store_ignores(stores: Any) -> None:
     node = TextNode(id_="a", text="a", embedding=list(embed_words("a", "document")))
     for store in stores:
         assert store.add([node], batch_size=1) == ["a"]

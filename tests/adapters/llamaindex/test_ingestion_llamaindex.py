@@ -71,7 +71,7 @@ def run(pipeline: IngestionPipeline, way: str, **options: Any) -> Sequence[BaseN
 
 
 @pytest.mark.parametrize("way", ["run", "arun"])
-def test_a_pipeline_leaves_the_same(pool, rows, collection, way):
+def test_accelerated_pipeline_writes_the_originals_rows_and_events(pool, rows, collection, way):
     """Nodes, rows and their order; callbacks, events and spans."""
 
     def left(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
@@ -87,7 +87,7 @@ def test_a_pipeline_leaves_the_same(pool, rows, collection, way):
     assert fast == plain and len(plain[1]) > 20
 
 
-def test_rows_are_written_while_others_are_embedded(pool, collection, asked, monkeypatch):
+def test_pipeline_writes_rows_while_others_are_embedded(pool, collection, asked, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
     monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
@@ -103,7 +103,7 @@ def test_rows_are_written_while_others_are_embedded(pool, collection, asked, mon
     assert early[1] == 0, "the plain pipeline is changed"
 
 
-def test_the_original_is_not_changed_and_its_parts_are_shared(pool, collection):
+def test_accelerated_pipeline_shares_its_parts_with_the_original(pool, collection):
     store = TeolaVectorStore(pool=pool, collection=collection)
     pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=store)
     before = dict(vars(pipeline))
@@ -120,7 +120,7 @@ def test_the_original_is_not_changed_and_its_parts_are_shared(pool, collection):
 
 @pytest.mark.parametrize("way", ["run", "arun"])
 @pytest.mark.parametrize("strategy", DocstoreStrategy)
-def test_document_stores_and_caches(pool, rows, collection, way, strategy):
+def test_pipeline_updates_document_store_and_cache_as_the_original(pool, rows, collection, way, strategy):
     def left(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
         store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
         pipeline = make(
@@ -152,7 +152,7 @@ class _Drops(TransformComponent):
         return [node for node in nodes if "cat" in node.get_content()]
 
 
-def test_what_comes_after_embedding_is_not_overtaken(pool, rows, collection, asked):
+def test_rows_are_not_written_before_a_later_transformation(pool, rows, collection, asked):
     store = TeolaVectorStore(pool=pool, collection=collection)
     steps = [splitter(), TeolaEmbedding(pool=pool), _Drops()]
     nodes = accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store)).run(documents=fresh())
@@ -160,7 +160,7 @@ def test_what_comes_after_embedding_is_not_overtaken(pool, rows, collection, ask
     assert writes(asked) == len(nodes)
 
 
-def test_rows_that_are_there_are_replaced_at_the_end_only(pool, collection, asked, monkeypatch):
+def test_existing_rows_are_replaced_only_at_the_end(pool, collection, asked, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
     monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
@@ -181,7 +181,7 @@ class _Picky(FakeEmbedder):
 
 
 @pytest.mark.parametrize("way", ["run", "arun"])
-def test_nothing_stays_of_a_building_that_failed(way):
+def test_failed_pipeline_leaves_no_rows(way):
     store_engine = FakeStore()
     with EnginePool.local([_Picky(), store_engine]) as pool:
         store = TeolaVectorStore(pool=pool, collection="c")
@@ -194,7 +194,7 @@ def test_nothing_stays_of_a_building_that_failed(way):
         assert store_engine._collections["c"].version > 0, "no row was written early, so this shows nothing"
 
 
-def test_a_node_that_cannot_be_stored_fails_where_it_does(pool, collection):
+def test_unstorable_node_raises_the_originals_error(pool, collection):
     """After all was embedded, with the error and the events of the plain way."""
 
     def heard(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
@@ -212,7 +212,7 @@ def test_a_node_that_cannot_be_stored_fails_where_it_does(pool, collection):
     assert heard(accelerated_ingestion, "fast") == heard(lambda p: p, "plain")
 
 
-def test_a_pipeline_of_other_parts_runs_as_it_does(pool, asked):
+def test_pipeline_without_pool_store_runs_unchanged(pool, asked):
     own = SimpleVectorStore()
     pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=own)
     nodes = accelerated_ingestion(pipeline).run(documents=fresh())
@@ -221,7 +221,7 @@ def test_a_pipeline_of_other_parts_runs_as_it_does(pool, asked):
     assert accelerated_ingestion(IngestionPipeline(transformations=[])).run(documents=fresh()) == fresh()
 
 
-def test_worker_processes_are_refused_with_a_reason(pool, collection):
+def test_worker_processes_raise_registration_error(pool, collection):
     store = TeolaVectorStore(pool=pool, collection=collection)
     pipeline = IngestionPipeline(transformations=[TeolaEmbedding(pool=pool)], vector_store=store)
     for one in (pipeline, accelerated_ingestion(pipeline)):
@@ -229,7 +229,7 @@ def test_worker_processes_are_refused_with_a_reason(pool, collection):
             one.run(documents=fresh(), num_workers=2)
 
 
-def test_accelerate_takes_pipelines_and_indexes(pool, rows, collection):
+def test_accelerate_binds_embeddings_of_pipelines_and_indexes(pool, rows, collection):
     """With models of the user's own bound in them, which stay as they are."""
     own = MockEmbedding(embed_dim=3)
     store = TeolaVectorStore(pool=pool, collection=collection)
@@ -254,7 +254,7 @@ def nodes() -> list[BaseNode]:
 
 @pytest.mark.parametrize("use_async", [False, True])
 @pytest.mark.parametrize("batch", [2048, 16])
-def test_an_index_leaves_the_same(pool, rows, collection, use_async, batch):
+def test_pool_index_writes_the_originals_rows_and_events(pool, rows, collection, use_async, batch):
     def left(cls: type[VectorStoreIndex], name: str) -> Any:
         recorder = Recorder()
         model = TeolaEmbedding(pool=pool, callback_manager=CallbackManager([recorder]))
@@ -274,7 +274,7 @@ def test_an_index_leaves_the_same(pool, rows, collection, use_async, batch):
     assert fast == plain and len(plain[0]) > 20
 
 
-def test_rows_of_an_index_are_written_early_too(pool, collection, asked, monkeypatch):
+def test_index_writes_rows_while_others_are_embedded(pool, collection, asked, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
     monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
@@ -284,7 +284,7 @@ def test_rows_of_an_index_are_written_early_too(pool, collection, asked, monkeyp
     assert early[0] > 0 and writes(asked) == store.count()
 
 
-def test_an_index_that_is_there(pool, collection):
+def test_existing_index_can_be_accelerated(pool, collection):
     store = TeolaVectorStore(pool=pool, collection=collection)
     index = VectorStoreIndex.from_vector_store(store, embed_model=TeolaEmbedding(pool=pool))
     fast = accelerated_index(index)
@@ -294,14 +294,14 @@ def test_an_index_that_is_there(pool, collection):
     assert index.as_retriever().retrieve("cat") == fast.as_retriever().retrieve("cat")
 
 
-def test_progress(pool, collection, capsys):
+def test_index_shows_a_progress_bar(pool, collection, capsys):
     store = TeolaVectorStore(pool=pool, collection=collection)
     storage = StorageContext.from_defaults(vector_store=store)
     TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool), storage_context=storage, show_progress=True)
     assert "Generating embeddings: 100%" in capsys.readouterr().err
 
 
-def test_without_pool_objects_it_is_the_plain_class():
+def test_pool_index_works_without_pool_store():
     with EnginePool.local(fake_engines()) as pool:
         index = TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool))
         assert index.as_retriever().retrieve("cat")

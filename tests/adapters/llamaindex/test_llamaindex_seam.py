@@ -369,7 +369,7 @@ def _put_back() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_seam_sees_the_call(name: str) -> None:
+def test_seam_intercepts_the_provider_call(name: str) -> None:
     row, provider = ROWS[name], CallCounter()
     target = row.make(provider, CallbackManager([]))
     intercept(target)
@@ -377,7 +377,7 @@ def test_the_seam_sees_the_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.methods[0].startswith(("a", "_a"))])
-def test_a_prefetched_call_is_claimed_and_looks_as_ever(name: str) -> None:
+def test_claimed_call_looks_as_the_originals_call(name: str) -> None:
     row, original, provider = ROWS[name], CallCounter(), CallCounter()
     expected = observed(row, original)
     target = row.make(provider, CallbackManager([]))
@@ -393,7 +393,7 @@ def test_a_prefetched_call_is_claimed_and_looks_as_ever(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.methods[0].startswith(("a", "_a"))])
-def test_a_prefetched_call_is_claimed_on_a_loop(name: str) -> None:
+def test_claimed_call_on_a_loop_looks_as_the_originals_call(name: str) -> None:
     row, original, provider = ROWS[name], CallCounter(), CallCounter()
     expected = observed(row, original)
     target = row.make(provider, CallbackManager([]))
@@ -409,7 +409,7 @@ def test_a_prefetched_call_is_claimed_on_a_loop(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["stream_chat", "astream_chat", "stream_complete", "astream_complete"])
 @pytest.mark.parametrize("fails", ["at once", "later"])
-def test_a_stream_fails_where_the_original_fails(name: str, fails: str) -> None:
+def test_prefetched_stream_fails_at_the_chunk_of_the_original(name: str, fails: str) -> None:
     row, provider = ROWS[name], CallCounter()
     expected = observed(row, provider, OwnLLM(provider=provider, fails=fails))
     target = OwnLLM(provider=provider, fails=fails)
@@ -427,7 +427,7 @@ def test_a_stream_fails_where_the_original_fails(name: str, fails: str) -> None:
     assert provider.calls == {name: 1}
 
 
-def test_the_first_chunk_arrives_before_the_model_has_ended() -> None:
+def test_first_chunk_arrives_before_the_model_ends() -> None:
     row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
@@ -445,7 +445,7 @@ def test_the_first_chunk_arrives_before_the_model_has_ended() -> None:
     assert provider.calls.total() == 1
 
 
-def test_a_stream_that_is_given_up_lets_its_prefetch_end() -> None:
+def test_closed_stream_leaves_the_next_call_its_own_request() -> None:
     row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
@@ -459,7 +459,7 @@ def test_a_stream_that_is_given_up_lets_its_prefetch_end() -> None:
     assert provider.calls.total() == 2, "two calls of the original stay two"
 
 
-def test_a_stream_is_not_claimed_for_a_whole_answer() -> None:
+def test_whole_answer_does_not_claim_a_stream() -> None:
     row, provider = ROWS["stream_chat"], CallCounter()
     target = OwnLLM(provider=provider)
     intercept(target)
@@ -470,7 +470,7 @@ def test_a_stream_is_not_claimed_for_a_whole_answer() -> None:
     assert provider.calls == {"stream_chat": 1, "chat": 1}
 
 
-def test_a_method_that_returns_no_generator_is_left_as_it_is() -> None:
+def test_stream_method_without_generator_is_left_unchanged() -> None:
     class Listing(OwnLLM):
         @llm_chat_callback()
         def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
@@ -489,7 +489,7 @@ def test_a_method_that_returns_no_generator_is_left_as_it_is() -> None:
     assert provider.calls == original.calls
 
 
-def test_a_retriever_that_calls_a_model_is_left_to_the_original() -> None:
+def test_model_call_inside_a_retriever_is_made_by_the_original() -> None:
     """The original has to hear of the model's call, in the retriever's place."""
 
     def make(provider: CallCounter, manager: CallbackManager) -> OneNodeRetriever:
@@ -563,7 +563,7 @@ SERVED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_prefetched_request_is_claimed_in_every_form(name: str) -> None:
+def test_prefetched_request_is_claimed_in_every_form(name: str) -> None:
     call, method = SERVED[name]
 
     def make(provider: Any, manager: CallbackManager) -> OpenAILike:

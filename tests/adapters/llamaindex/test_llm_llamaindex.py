@@ -53,7 +53,7 @@ WAYS: dict[str, Callable[[TeolaLLM], str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("chat", [True, False])
-def test_every_way_sends_what_its_payload_says(pool, llm, way, chat):
+def test_every_llm_method_sends_its_payload(pool, llm, way, chat):
     model = TeolaLLM(pool=pool, max_tokens=32, is_chat_model=chat)
     answer = WAYS[way](model)
     wanted = model.payload_of_messages(QUESTION) if "chat" in way else model.payload_of_prompt("why?")
@@ -61,7 +61,7 @@ def test_every_way_sends_what_its_payload_says(pool, llm, way, chat):
     assert answer == f"you said: {wanted.prompt.flat()}"
 
 
-def test_messages_or_text(pool, llm):
+def test_chat_and_text_llm_build_their_prompts(pool, llm):
     chat, text = TeolaLLM(pool=pool), TeolaLLM(pool=pool, is_chat_model=False)
     assert chat.payload_of_prompt("why?").prompt == Prompt(messages=(Message("user", "why?"),))
     assert chat.payload_of_messages(QUESTION).prompt.messages == (
@@ -72,7 +72,7 @@ def test_messages_or_text(pool, llm):
     assert text.payload_of_messages(QUESTION).prompt == Prompt(text="system: be brief\nuser: why?\nassistant: ")
 
 
-def test_responses(model, llm):
+def test_responses_and_stream_pieces_have_text_and_usage(model, llm):
     llm.answer = lambda _: "the long answer"
     whole = model.chat(QUESTION)
     assert whole.message == ChatMessage(role="assistant", content="the long answer")
@@ -90,7 +90,7 @@ def test_responses(model, llm):
     assert completed[-1].raw == whole.raw
 
 
-async def test_inside_a_running_loop(model, llm):
+async def test_llm_works_inside_a_running_loop(model, llm):
     """Sync calls, async ones and both kinds of streams, and none of them holds the loop's engine."""
     llm.answer = lambda asked: asked.prompt.messages[-1].content
     assert model.complete("one").text == "one"
@@ -132,7 +132,7 @@ class Loud(BaseOutputParser):
         return f"{query} LOUD"
 
 
-def test_sampling(model, llm):
+def test_sampling_arguments_reach_the_request(model, llm):
     model.complete("why?", temperature=0.5, top_p=0.9, top_k=3, seed=1, stop=["x"], max_tokens=5)
     assert llm.asked[-1].sampling == Sampling(5, 0.5, 0.9, 3, 1, ("x",))
     model.chat(QUESTION, json_schema={"type": "object"})
@@ -143,7 +143,7 @@ def test_sampling(model, llm):
         TeolaLLM(pool=model.pool, engine="lmm")
 
 
-def test_tool_calls_and_thoughts(model):
+def test_prompt_includes_tool_calls_and_omits_thoughts(model):
     blocks = [
         ThinkingBlock(content="hm"),
         TextBlock(text="calling"),
@@ -160,7 +160,7 @@ def test_tool_calls_and_thoughts(model):
     assert model.payload_of_messages([two]).prompt.messages == (Message("user", two.content),)
 
 
-def test_what_a_text_engine_cannot_take_is_refused(model, llm):
+def test_images_and_empty_messages_raise(model, llm):
     picture = ChatMessage(role="user", blocks=[ImageBlock(image=b"\x89PNG\r\n\x1a\n", image_mimetype="image/png")])
     with pytest.raises(RegistrationError, match="image"):
         model.chat([picture])
@@ -169,7 +169,7 @@ def test_what_a_text_engine_cannot_take_is_refused(model, llm):
     assert llm.asked == []
 
 
-def test_events_are_those_of_any_llm(pool, llm):
+def test_teola_llm_sends_the_events_of_mock_llm(pool, llm):
     """The same callbacks, events and spans, under other names, as of LlamaIndex's own MockLLM."""
 
     def heard(model: Any) -> list[Any]:
@@ -189,14 +189,14 @@ def test_events_are_those_of_any_llm(pool, llm):
     assert heard(TeolaLLM(pool=pool, is_chat_model=False)) == heard(MockLLM(max_tokens=2))
 
 
-def test_tokens_are_counted(model):
+def test_token_counting_handler_counts_tokens(model):
     counter = TokenCountingHandler(tokenizer=lambda text: text.split())
     model.callback_manager = CallbackManager([counter])
     model.chat(QUESTION)
     assert counter.prompt_llm_token_count == 7 and counter.completion_llm_token_count > 0
 
 
-def test_structured_prediction_by_the_framework(model, llm):
+def test_structured_predict_returns_the_parsed_object(model, llm):
     class Answer(BaseModel):
         text: str
 
@@ -204,7 +204,7 @@ def test_structured_prediction_by_the_framework(model, llm):
     assert model.structured_predict(Answer, PromptTemplate("{q}"), q="why?") == Answer(text="so")
 
 
-def test_a_stream_that_is_closed_early_is_cancelled(model, llm):
+def test_llm_answers_after_a_stream_was_closed_early(model, llm):
     llm.answer = lambda _: "a b c"
     made = model.stream_complete("why?")
     next(made)
@@ -212,14 +212,14 @@ def test_a_stream_that_is_closed_early_is_cancelled(model, llm):
     assert model.complete("again").text == "a b c"
 
 
-def test_the_call_of_a_stream_belongs_to_the_query_in_which_it_was_made(pool, model, llm):
+def test_stream_belongs_to_the_query_that_started_it(pool, model, llm):
     with pool.watching() as run:
         made = model.stream_complete("why?")
     assert list(made)[-1].text
     assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
 
 
-def test_copies_share_the_pool_and_nothing_is_pickled(model):
+def test_copies_share_the_pool_and_pickling_raises(model):
     for made in (copy.copy(model), copy.deepcopy(model), model.model_copy()):
         assert made.pool is model.pool and made.complete("why?").text
     with pytest.raises(RegistrationError, match="cannot be pickled"):
@@ -227,7 +227,7 @@ def test_copies_share_the_pool_and_nothing_is_pickled(model):
     assert "pool" not in model.to_dict() and "pool" not in repr(model)
 
 
-def test_metadata(pool, llm):
+def test_llm_metadata_has_limits_and_model_name(pool, llm):
     model = TeolaLLM(pool=pool, max_tokens=17)
     assert model.metadata.num_output == 17 and model.metadata.is_chat_model
     assert model.metadata.model_name == "scripted-1" == model.model_name
@@ -236,7 +236,7 @@ def test_metadata(pool, llm):
     assert getattr(model, "to_payload", model.to_dict)()["class_name"] == "TeolaLLM"
 
 
-def test_as_the_llm_of_the_settings_in_threads(model, llm):
+def test_llm_of_the_settings_works_in_threads(model, llm):
     Settings.llm = model
     try:
         found: list[str] = []
@@ -250,7 +250,7 @@ def test_as_the_llm_of_the_settings_in_threads(model, llm):
         Settings.llm = None
 
 
-async def test_llamaindex_own_contexts_of_chunks(model: TeolaLLM) -> None:
+async def test_document_context_extractor_works_with_teola_llm(model: TeolaLLM) -> None:
     """It gives headers for a hosted API to every LLM, and takes an error for no context."""
     document = Document(text="Lambs eat oats. " * 40)
     documents = SimpleDocumentStore()

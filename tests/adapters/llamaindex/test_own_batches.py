@@ -99,7 +99,7 @@ def ingest(model: Any, texts: list[str] = TEXTS, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_pipeline_embeds_side_by_side_and_says_the_same(kind: type[ByText]) -> None:
+def test_pipeline_embeds_concurrently_with_the_originals_events(kind: type[ByText]) -> None:
     """Vectors, calls, callbacks, events and spans; several calls at once."""
     heard, found = [], []
     for options in ({}, {"concurrent": [ByText]}):
@@ -115,7 +115,7 @@ def test_a_pipeline_embeds_side_by_side_and_says_the_same(kind: type[ByText]) ->
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_an_index_embeds_side_by_side(kind: type[ByText]) -> None:
+def test_index_embeds_its_nodes_concurrently(kind: type[ByText]) -> None:
     model = made(kind, wanted=TOGETHER)
     index = VectorStoreIndex([], embed_model=model)
     fast = accelerate(index, concurrent=[model])
@@ -126,7 +126,7 @@ def test_an_index_embeds_side_by_side(kind: type[ByText]) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_who_is_not_told_of_is_asked_as_ever(kind: type[ByText]) -> None:
+def test_embedding_without_concurrent_option_stays_sequential(kind: type[ByText]) -> None:
     for options in ({"app": "mine"}, {"concurrent": [made(kind)]}, {"concurrent": [kind], "speculate": "off"}):
         model = made(kind)
         ingest(model, **options)
@@ -136,14 +136,14 @@ def test_who_is_not_told_of_is_asked_as_ever(kind: type[ByText]) -> None:
         assert model._under_way[1] == 1
 
 
-def test_no_more_at_once_than_the_model_says() -> None:
+def test_num_workers_bounds_concurrent_embedding_calls() -> None:
     model = made(ByText, num_workers=3, wanted=3)
     ingest(model, concurrent=[model])
     assert model._under_way[1] == 3
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_equal_calls_are_one_after_the_other(kind: type[ByText]) -> None:
+def test_equal_embedding_calls_do_not_overlap(kind: type[ByText]) -> None:
     model = made(kind)
     texts = ["same"] * 6 + ["other"] * 2
     assert ingest(model, texts, concurrent=[model]) == ingest(made(kind), texts)
@@ -152,7 +152,7 @@ def test_equal_calls_are_one_after_the_other(kind: type[ByText]) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_an_error_is_the_plain_one_and_few_calls_are_too_many(kind: type[ByText]) -> None:
+def test_failing_embedding_raises_and_stops_further_calls(kind: type[ByText]) -> None:
     texts = ["bad", *(f"text {i}" for i in range(40))]
     model = made(kind, wanted=TOGETHER)
     model._over = threading.Event()
@@ -165,7 +165,7 @@ def test_an_error_is_the_plain_one_and_few_calls_are_too_many(kind: type[ByText]
     assert len(model._asked) <= asked + (8 if kind is ByText else 0), "no batch begins afterwards"
 
 
-def test_the_pipeline_runs_with_the_users_own_objects() -> None:
+def test_accelerated_pipeline_keeps_the_users_transformations() -> None:
     """So a pipeline with processes pickles these."""
     model = ByText()
     fast: Any = accelerate(IngestionPipeline(transformations=[model]), concurrent=[ByText])
@@ -176,7 +176,7 @@ def test_the_pipeline_runs_with_the_users_own_objects() -> None:
 # ------------------------------------------------------------ the name of the app
 
 
-def test_ingestion_is_scheduled_under_its_app(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingestion_requests_have_their_app_name(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> None:
     apps: list[str] = []
     call = pool.runtime.call
 

@@ -201,13 +201,13 @@ ASYNC = (
 
 
 @pytest.mark.parametrize("make", ASYNC)
-def test_independent_calls_of_a_step_are_under_way_at_once(make: type[OwnWorkflow]) -> None:
+def test_independent_calls_of_a_step_overlap(make: type[OwnWorkflow]) -> None:
     original_llm, llm = compared(make)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
 
 
-def test_an_engine_that_a_step_makes_asks_the_llm_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_created_in_a_step_uses_the_settings_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     original_llm, llm = HostedLLM(), HostedLLM()
     monkeypatch.setattr(Settings, "_llm", original_llm)
     expected = called(EngineOfSettings(original_llm))
@@ -220,7 +220,7 @@ def test_an_engine_that_a_step_makes_asks_the_llm_of_the_settings(monkeypatch: p
     assert llm.most_at_once >= 2
 
 
-def test_plan_of_an_engine_that_a_step_makes_knows_the_nodes_that_were_added() -> None:
+def test_engine_created_in_a_step_sees_nodes_added_later() -> None:
     original_llm, llm = HostedLLM(), HostedLLM()
     original = MadeEngine(original_llm)
     workflow = MadeEngine(llm)
@@ -235,7 +235,7 @@ def test_plan_of_an_engine_that_a_step_makes_knows_the_nodes_that_were_added() -
     assert llm.most_at_once >= 2
 
 
-def test_an_index_of_an_unknown_version_is_asked_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_an_unknown_version_is_not_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueriedIndexParts, "METHODS", ("renamed",))
 
     _, llm = compared(MadeEngine)
@@ -243,7 +243,7 @@ def test_an_index_of_an_unknown_version_is_asked_in_its_place(monkeypatch: pytes
     assert llm.most_at_once == 1
 
 
-def test_reading_a_step_leaves_the_llm_as_it_is() -> None:
+def test_reading_a_step_does_not_change_the_llm() -> None:
     manager = CallbackManager([])
     llm = HostedLLM(callback_manager=manager)
 
@@ -252,26 +252,26 @@ def test_reading_a_step_leaves_the_llm_as_it_is() -> None:
     assert llm.callback_manager is manager
 
 
-def test_a_representation_of_an_answer_is_not_its_text() -> None:
+def test_prompt_with_repr_of_an_answer_equals_the_originals() -> None:
     compared(Representation)
 
 
-def test_calls_that_the_step_gathers_itself_stay_as_many() -> None:
+def test_calls_gathered_by_a_step_are_not_repeated() -> None:
     original_llm, llm = compared(Gathered)
     assert llm.most_at_once == original_llm.most_at_once == len(NODES)
 
 
-def test_a_sync_step_has_an_unknown_llm_called_in_its_order() -> None:
+def test_calls_of_a_sync_step_stay_sequential_for_unknown_llm() -> None:
     _, llm = compared(SyncStep)
     assert llm.most_at_once == 1
 
 
-def test_a_sync_step_has_a_named_llm_called_on_threads() -> None:
+def test_calls_of_a_sync_step_overlap_with_concurrent_option() -> None:
     _, llm = compared(SyncStep, concurrent=[HostedLLM])
     assert llm.most_at_once >= 2
 
 
-def test_nothing_is_prefetched_where_the_user_says_so() -> None:
+def test_speculate_off_prefetches_nothing_in_steps() -> None:
     _, llm = compared(Loop, speculate="off")
     assert llm.most_at_once == 1
 
@@ -284,7 +284,7 @@ def test_nothing_is_prefetched_after_uninstall() -> None:
     assert llm.most_at_once == 1
 
 
-def test_explain_names_the_steps_that_gain() -> None:
+def test_explain_names_steps_with_concurrent_calls() -> None:
     explanation = str(accelerate(Loop(HostedLLM())).explain())
     assert "calls that the step grade makes one after the other, side by side" in explanation
 
@@ -340,12 +340,12 @@ class UnknownCode(OwnWorkflow):
 
 
 @pytest.mark.parametrize("make", [EarlyReturn, Condition, UnknownCode])
-def test_calls_that_the_step_may_not_come_to_are_not_made(make: type[OwnWorkflow]) -> None:
+def test_uncertain_calls_of_a_step_are_not_prefetched(make: type[OwnWorkflow]) -> None:
     _, llm = compared(make)
     assert llm.most_at_once == 1
 
 
-def test_nothing_is_called_before_a_person_has_answered() -> None:
+def test_no_call_after_human_input_is_prefetched() -> None:
     llm = HostedLLM()
     fast = accelerate(Human(llm))
 
@@ -365,7 +365,7 @@ def test_nothing_is_called_before_a_person_has_answered() -> None:
 # ------------------------------------------------------------ errors, changes, waste
 
 
-def test_an_error_is_the_originals() -> None:
+def test_error_of_a_call_in_a_step_is_the_originals() -> None:
     errors = []
     for change in (lambda workflow: workflow, accelerate):
         with pytest.raises(Exception) as caught:
@@ -374,7 +374,7 @@ def test_an_error_is_the_originals() -> None:
     assert errors[0] == errors[1]
 
 
-def test_a_model_that_was_replaced_is_not_called() -> None:
+def test_replaced_llm_is_not_called() -> None:
     before, after = HostedLLM(), HostedLLM()
     original = Loop(before)
     fast = accelerate(original)
@@ -400,7 +400,7 @@ async def asked_otherwise(llm: HostedLLM, prompt: str) -> str:
     return str(await llm.acomplete(f"{prompt} {threading.active_count() > 0}"))
 
 
-def test_runs_side_by_side_have_their_own_results() -> None:
+def test_concurrent_runs_have_their_own_results() -> None:
     llm = HostedLLM()
     fast = accelerate(Loop(llm))
 
@@ -414,7 +414,7 @@ def test_runs_side_by_side_have_their_own_results() -> None:
     assert len(llm.prompts) == 3 * len(NODES)
 
 
-def test_prompts_that_depend_on_unknown_code_are_asked_once() -> None:
+def test_prompts_that_depend_on_opaque_code_are_sent_once() -> None:
     compared(Rewritten)
 
 

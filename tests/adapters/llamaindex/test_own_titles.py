@@ -76,7 +76,7 @@ def extracted(llm: Slow, texts: dict[str, int], way: str, fast: bool, **options:
 @pytest.mark.parametrize(
     "texts", [{"oats": 5}, {"oats": 3, "ivy": 4}, {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2}], ids=str
 )
-def test_the_same_titles_sooner(texts: dict[str, int], way: str) -> None:
+def test_title_extractor_calls_overlap_and_give_the_same_titles(texts: dict[str, int], way: str) -> None:
     heard, found, most = [], [], []
     for fast in (False, True):
         recorder = Recorder()
@@ -92,7 +92,7 @@ def test_the_same_titles_sooner(texts: dict[str, int], way: str) -> None:
         assert most == [1, 4]
 
 
-def test_an_error_is_the_plain_one() -> None:
+def test_failing_title_call_raises_the_originals_error() -> None:
     for fast in (False, True):
         llm = Slow()
         with pytest.raises(ValueError, match="no title for this one"):
@@ -100,7 +100,7 @@ def test_an_error_is_the_plain_one() -> None:
         assert len(llm._asked) <= (4 if fast else 1)
 
 
-def test_equal_nodes_are_asked_for_one_after_the_other_and_off_is_off() -> None:
+def test_title_calls_of_equal_nodes_do_not_overlap() -> None:
     llm = Slow()
     same = [TextNode(text="same") for _ in range(3)]
     fast = accelerate(IngestionPipeline(transformations=[TitleExtractor(llm=llm)], disable_cache=True))

@@ -42,7 +42,7 @@ def most(spans: list[Span]) -> int:
     return max(sum(began <= at < ended for began, ended in times) for at, _ in times)
 
 
-def test_each_call_is_told_of(own: Watched) -> None:
+def test_trace_has_a_span_for_each_call(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     assert fast.last_trace() is None
     own.fresh(wanted=4)
@@ -54,7 +54,7 @@ def test_each_call_is_told_of(own: Watched) -> None:
     assert {span.primitive.partition(".")[0] for span in answers} == {type(own.kit.llm).__name__}
 
 
-def test_what_was_waited_for_adds_up(own: Watched) -> None:
+def test_critical_path_adds_up_to_the_query_time(own: Watched) -> None:
     trace = traced(accelerate(accumulate(own.kit), concurrent=own.kit.concurrent))
     path = trace.critical_path()
     assert sum(step.seconds for step in path) == pytest.approx(trace.seconds, rel=0.02)
@@ -62,21 +62,21 @@ def test_what_was_waited_for_adds_up(own: Watched) -> None:
     assert "OwnLLM.call" in html_page([trace])
 
 
-def test_each_call_of_the_object_has_its_own_trace(own: Watched) -> None:
+def test_each_query_of_an_engine_has_its_own_trace(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, app="letters")
     one, other = traced(fast), traced(fast, "Something else?")
     assert one.query_id != other.query_id and one.app == other.app == "letters"
     assert kinds(one) == kinds(other)
 
 
-def test_explain_says_how_long_it_took(own: Watched) -> None:
+def test_explain_gives_the_speed_up_of_the_last_call(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     assert "not known yet" in fast.explain(ASKED)
     traced(fast)
     assert "times faster in the last call" in fast.explain(ASKED)
 
 
-def test_engines_that_are_called_belong_to_the_query_around_them(own: Watched) -> None:
+def test_nested_engine_calls_belong_to_the_outer_trace(own: Watched) -> None:
     """What judges the answer is called in its place, and is not told of."""
     engine = RetryQueryEngine(accumulate(own.kit), RelevancyEvaluator(llm=own.kit.llm), max_retries=0)
     fast = accelerate(engine, concurrent=own.kit.concurrent)
@@ -84,7 +84,7 @@ def test_engines_that_are_called_belong_to_the_query_around_them(own: Watched) -
     assert kinds(trace) == {"EMBEDDING": 1, "SEARCHING": 1, "GENERATION": 4}
 
 
-def test_a_call_that_fails_has_a_trace(own: Watched) -> None:
+def test_failed_query_has_a_trace(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     asked = own.kit.ledger.asked
 
@@ -100,13 +100,13 @@ def test_a_call_that_fails_has_a_trace(own: Watched) -> None:
     assert trace is not None and kinds(trace)["SEARCHING"] == 1
 
 
-def test_a_router_is_traced(own: Watched) -> None:
+def test_router_trace_has_every_llm_call(own: Watched) -> None:
     engine = router_multi(own.kit)
     trace = traced(accelerate(engine, concurrent=own.kit.concurrent), "What would have to change first, and why?")
     assert kinds(trace)["GENERATION"] == len(own.starts)
 
 
-def test_nothing_is_traced_where_nothing_starts_ahead(own: Watched) -> None:
+def test_query_without_prefetching_has_no_trace(own: Watched) -> None:
     for fast in (
         accelerate(accumulate(own.kit)),
         accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, speculate="off"),
@@ -118,14 +118,16 @@ def test_nothing_is_traced_where_nothing_starts_ahead(own: Watched) -> None:
     assert fast.last_trace() is None
 
 
-def test_a_router_whose_engine_begins_nothing_ahead_has_none(own: Watched) -> None:
+def test_router_to_an_engine_without_prefetching_has_no_trace(own: Watched) -> None:
     """It was there, without a row: whether its engine would begin anything is known when that is chosen."""
     fast = accelerate(router(own.kit), concurrent=own.kit.concurrent)
     assert str(fast.query(ASKED)) == str(router(own.kit).query(ASKED))
     assert fast.last_trace() is None
 
 
-def test_no_trace_no_harm(own: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_original_runs_if_no_trace_can_start(
+    own: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where no query can be begun, the original runs."""
 
     def none() -> Any:
@@ -137,7 +139,7 @@ def test_no_trace_no_harm(own: Watched, monkeypatch: pytest.MonkeyPatch, caplog:
     assert str(fast.query(ASKED)) == expected and fast.last_trace() is None
 
 
-def test_terms_are_those_of_the_call(own: Watched) -> None:
+def test_deadline_of_with_terms_applies_to_user_models(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent).with_terms(tenant="acme", deadline_s=0.02)
     with pytest.raises(QueryTimeout):
         fast.query(ASKED)

@@ -80,7 +80,9 @@ def take_log(stub: EmbeddingStub) -> list[Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_vectors_are_those_of_the_object(options: str, way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_embedding_returns_the_originals_vectors(
+    options: str, way: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     model = embedding(stub, **OPTIONS[options])
     expected = WAYS[way](model)
     original_log = take_log(stub)
@@ -93,7 +95,7 @@ def test_vectors_are_those_of_the_object(options: str, way: str, stub: Embedding
 
 
 @pytest.mark.parametrize("how", ["bind", "auto"])
-def test_an_engine_and_its_index_give_the_same(how: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_engine_with_remote_embedding_returns_the_same_nodes(how: str, stub: EmbeddingStub, pool: EnginePool) -> None:
     model = embedding(stub)
     index = VectorStoreIndex.from_documents([Document(text=text) for text in TEXTS], embed_model=model)
     retriever = index.as_retriever(similarity_top_k=2)
@@ -107,7 +109,9 @@ def test_an_engine_and_its_index_give_the_same(how: str, stub: EmbeddingStub, po
 
 
 @pytest.mark.parametrize("way", ["run", "arun"])
-def test_ingestion_gives_the_same(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_ingestion_with_remote_embedding_gives_the_same_vectors(
+    way: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     def vectors(pipeline: Any) -> list[Any]:
         documents = [Document(text=text, id_=text) for text in TEXTS]
         if way == "run":
@@ -133,7 +137,7 @@ def inserted(index: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["own", "bind"])
 @pytest.mark.parametrize("work", ["pipeline", "index"])
-def test_batches_of_an_ingestion_go_side_by_side(work: str, how: str, stub: EmbeddingStub) -> None:
+def test_remote_embedding_batches_of_an_ingestion_overlap(work: str, how: str, stub: EmbeddingStub) -> None:
     stub.delay_s = 0.05
     model = embedding(stub, embed_batch_size=2)
     run = ingested if work == "pipeline" else inserted
@@ -156,7 +160,7 @@ def test_batches_of_an_ingestion_go_side_by_side(work: str, how: str, stub: Embe
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_errors_are_those_of_the_object(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_embedding_raises_the_originals_errors(way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
     stub.replace = lambda path, body: (400, {}, {"error": {"message": "it refuses", "code": 400}})
     model = embedding(stub)
     with pytest.raises(openai.BadRequestError) as original:
@@ -166,12 +170,12 @@ def test_errors_are_those_of_the_object(way: str, stub: EmbeddingStub, pool: Eng
     assert carried.value.body == original.value.body
 
 
-def test_another_model_is_refused(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_binding_another_embedding_model_raises(stub: EmbeddingStub, pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="it asks for 'other'"):
         pool.bound(embedding(stub, model_name="other"), "embedder")
 
 
-def test_a_class_that_embeds_otherwise_is_refused(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_binding_overridden_embedding_class_raises(stub: EmbeddingStub, pool: EnginePool) -> None:
     class Loud(OpenAIEmbedding):
         def _get_query_embedding(self, query: str) -> list[float]:
             return super()._get_query_embedding(query.upper())
@@ -181,7 +185,7 @@ def test_a_class_that_embeds_otherwise_is_refused(stub: EmbeddingStub, pool: Eng
         pool.bound(loud, "embedder")
 
 
-def test_fields_that_are_set_later_count(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_fields_set_later_on_bound_embedding_apply_to_calls(stub: EmbeddingStub, pool: EnginePool) -> None:
     bound = pool.bound(embedding(stub), "embedder")
     bound.additional_kwargs = {"dimensions": 4}
     assert bound.get_query_embedding("a") == vector_of("a", 4)

@@ -57,7 +57,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("top_n", [3, 20])
-def test_nodes_are_those_of_the_object(top_n: int, way: str, stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_reranker_returns_the_originals_nodes(
+    top_n: int, way: str, stub: EmbeddingStub, pool: EnginePool
+) -> None:
     own = reranker(stub, top_n=top_n)
     expected = WAYS[way](own)
     original_path, original_body = stub.log[0]
@@ -80,7 +82,7 @@ def query_engine(postprocessor: Any) -> Any:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", ["bind", "class", "auto"])
-def test_a_query_engine_gives_the_same_with_engines(
+def test_query_engine_with_remote_reranker_gives_the_same_answer(
     how: str, is_async: bool, stub: EmbeddingStub, pool: EnginePool
 ) -> None:
     own = reranker(stub)
@@ -98,7 +100,7 @@ def test_a_query_engine_gives_the_same_with_engines(
     assert "top_n" not in stub.log[-1][1], "the object asked, not the engine"
 
 
-def test_events_are_those_of_the_object(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_bound_remote_reranker_sends_the_originals_events(stub: EmbeddingStub, pool: EnginePool) -> None:
     class Events(BaseEventHandler):
         heard: list[Any] = []
 
@@ -120,17 +122,17 @@ def test_events_are_those_of_the_object(stub: EmbeddingStub, pool: EnginePool) -
     assert handler.heard == expected == [("ReRankStartEvent", 8, "m"), ("ReRankEndEvent", 3, "")]
 
 
-def test_without_nodes_nothing_is_sent(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_reranking_no_nodes_sends_no_request(stub: EmbeddingStub, pool: EnginePool) -> None:
     assert pool.bound(reranker(stub), "reranker").postprocess_nodes([], query_str=QUERY) == []
     assert stub.log == []
 
 
-def test_scores_are_those_of_the_server(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_reranked_nodes_have_the_scores_of_the_server(stub: EmbeddingStub, pool: EnginePool) -> None:
     (best, *_) = pool.bound(reranker(stub), "reranker").postprocess_nodes(nodes(), query_str=QUERY)
     assert best.score == max(score_of(QUERY, one.node.get_content("embed")) for one in nodes())
 
 
-def test_fields_that_are_set_later_count(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_fields_set_later_on_bound_reranker_apply_to_calls(stub: EmbeddingStub, pool: EnginePool) -> None:
     own = reranker(stub)
     bound = pool.bound(own, "reranker")
     bound.postprocess_nodes(nodes(), query_str=QUERY)
@@ -140,7 +142,7 @@ def test_fields_that_are_set_later_count(stub: EmbeddingStub, pool: EnginePool) 
     assert len(bound.postprocess_nodes(nodes(), query_str=QUERY)) == 1
 
 
-def test_a_refusal_is_an_error_of_the_engine(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_refused_rerank_request_raises_engine_error(stub: EmbeddingStub, pool: EnginePool) -> None:
     stub.replace = lambda path, body: (400, {}, {"message": "too many documents"})
     with pytest.raises(EngineError, match="too many documents"):
         pool.bound(reranker(stub), "reranker").postprocess_nodes(nodes(), query_str=QUERY)
@@ -150,14 +152,14 @@ def test_a_refusal_is_an_error_of_the_engine(stub: EmbeddingStub, pool: EnginePo
     ("options", "message"),
     [({"base_url": "http://localhost:1"}, "it talks to http://localhost:1/v2"), ({"model": "other"}, "'other'")],
 )
-def test_another_server_or_model_is_refused(
+def test_binding_a_reranker_of_another_server_or_model_raises(
     options: dict[str, Any], message: str, stub: EmbeddingStub, pool: EnginePool
 ) -> None:
     with pytest.raises(RegistrationError, match=message):
         pool.bound(reranker(stub, **options), "reranker")
 
 
-def test_an_engine_that_computes_here_is_refused(stub: EmbeddingStub) -> None:
+def test_binding_a_remote_reranker_to_a_local_engine_raises(stub: EmbeddingStub) -> None:
     with (
         EnginePool.local([FakeReranker()]) as pool,
         pytest.raises(RegistrationError, match="the engine 'reranker' to no server"),
@@ -165,7 +167,7 @@ def test_an_engine_that_computes_here_is_refused(stub: EmbeddingStub) -> None:
         pool.bound(reranker(stub), "reranker")
 
 
-def test_a_subclass_that_reranks_otherwise_is_refused(stub: EmbeddingStub, pool: EnginePool) -> None:
+def test_binding_overridden_reranker_class_raises(stub: EmbeddingStub, pool: EnginePool) -> None:
     class Own(cohere_rerank.CohereRerank):  # type: ignore[name-defined, misc]
         def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
             return nodes[:1]
@@ -174,13 +176,13 @@ def test_a_subclass_that_reranks_otherwise_is_refused(stub: EmbeddingStub, pool:
         pool.bound(Own(base_url=stub.url, api_key="mine", model="m"), "reranker")
 
 
-def test_public_addresses_stay_as_they_are() -> None:
+def test_reranker_of_a_public_address_is_not_served() -> None:
     own = cohere_rerank.CohereRerank(api_key="mine", model="m")
     fast = accelerate(query_engine(own), engines="auto")
     assert "api.cohere.com/v2 is not known to be of this machine or a private network" in fast.explain(details=True)
 
 
-def test_reranking_is_a_part_of_the_plan(stub: EmbeddingStub) -> None:
+def test_plan_includes_remote_reranking_and_sends_it_once(stub: EmbeddingStub) -> None:
     """Where the engines search, too, the scores are asked for by the plan, and the object claims them."""
     server = RerankingServer(base_url=f"{stub.url}/v2", model="m", api_key="mine")
     with EnginePool.local([server, FakeEmbedder(), FakeStore()]) as pool:

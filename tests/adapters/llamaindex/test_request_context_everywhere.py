@@ -105,7 +105,7 @@ def _bundle() -> Any:
 
 @pytest.mark.parametrize("planned", [True, False])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_terms_reach_every_engine(
+def test_request_context_reaches_every_engine(
     name: str, planned: bool, own: EnginePool, stock: Library, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, ask = ENTRIES[name]
@@ -122,7 +122,7 @@ def test_terms_reach_every_engine(
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_nested_engine_of_another_tenant_is_that_tenants(
+def test_nested_engine_with_a_tenant_uses_that_tenant(
     planned: bool, own: EnginePool, stock: Library, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, same = accelerate(stock.rag()).with_terms(tenant="beta"), accelerate(stock.rag(), app="inner")
@@ -149,7 +149,7 @@ def test_a_nested_engine_of_another_tenant_is_that_tenants(
 
 
 @pytest.mark.parametrize("given", [{"deadline_s": "soon"}, {"weight": "heavy"}, {"weight": -1}])
-def test_terms_that_make_no_sense_are_refused_by_name(given: dict[str, Any], stock: Library) -> None:
+def test_invalid_request_context_raises_and_names_the_key(given: dict[str, Any], stock: Library) -> None:
     with pytest.raises(RegistrationError, match=next(iter(given))):
         accelerate(stock.rag()).with_terms(**given)
 
@@ -166,7 +166,7 @@ class Slow(CustomQueryEngine):
         return "late"
 
 
-def test_a_late_answer_is_no_answer(own: EnginePool) -> None:
+def test_answer_after_the_deadline_raises_query_timeout(own: EnginePool) -> None:
     for fast in (accelerate(Slow(), pool=own), accelerate(Slow())):
         late = fast.with_terms(deadline_s=0.1)
         with pytest.raises(QueryTimeout, match="deadline"):
@@ -175,7 +175,7 @@ def test_a_late_answer_is_no_answer(own: EnginePool) -> None:
             asyncio.run(asyncio.wait_for(late.aquery(ASKED), 10))
 
 
-def test_a_deadline_holds_where_planning_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_applies_if_planning_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     def hangs(request: Any) -> bool:
         return isinstance(request.payload, Generate)
 

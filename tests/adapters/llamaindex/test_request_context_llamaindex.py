@@ -53,7 +53,7 @@ def kept(keeping: Keeping) -> Iterator[Library]:
 
 
 @pytest.mark.parametrize("name", ["hyde", "fusion, compact", "accumulated"])
-def test_tenants_of_one_object(kept: Library, keeping: Keeping, name: str) -> None:
+def test_requests_have_the_tenant_of_with_terms(kept: Library, keeping: Keeping, name: str) -> None:
     fast = accelerate(ENGINES[name](kept))
     answers = []
     for tenant in ("", "one", "two"):
@@ -64,7 +64,7 @@ def test_tenants_of_one_object(kept: Library, keeping: Keeping, name: str) -> No
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_a_joined_part_has_the_terms_of_its_query(kept: Library, keeping: Keeping) -> None:
+def test_subplan_of_a_chat_engine_keeps_tenant_and_app(kept: Library, keeping: Keeping) -> None:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = CondenseQuestionChatEngine.from_defaults(kept.fused("tree_summarize"), llm=kept.llm, memory=memory)
     fast = accelerate(engine).with_terms(tenant="one", app="talk")
@@ -73,7 +73,7 @@ def test_a_joined_part_has_the_terms_of_its_query(kept: Library, keeping: Keepin
     assert {request.tenant for request in keeping.requests} == {"one"} and fast.last_trace().app == "talk"
 
 
-def test_what_is_not_given_stays_and_the_object_is_as_it_was(kept: Library) -> None:
+def test_with_terms_keeps_other_settings_and_the_original_object(kept: Library) -> None:
     fast = accelerate(kept.fused(), app="library")
     other = fast.with_terms(tenant="one", weight=3.0).with_terms(deadline_s=60.0)
     other.query(ASKED)
@@ -87,7 +87,7 @@ def test_what_is_not_given_stays_and_the_object_is_as_it_was(kept: Library) -> N
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_a_deadline_that_passes(way: str) -> None:
+def test_query_past_its_deadline_raises_query_timeout(way: str) -> None:
     def hangs(request: Any) -> bool:
         return isinstance(request.payload, Generate) and "Context information" in request.payload.prompt.flat()
 
@@ -103,7 +103,7 @@ def test_a_deadline_that_passes(way: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_that_passes_between_two_calls(kept: Library, stream: bool) -> None:
+def test_deadline_that_passes_between_calls_fails_the_next_call(kept: Library, stream: bool) -> None:
     """The object's own code takes its time; the next call fails."""
 
     class Slow(type(kept.index.as_retriever())):  # type: ignore[misc]

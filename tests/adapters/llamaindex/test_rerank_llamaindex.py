@@ -47,7 +47,7 @@ def own(**options: Any) -> SentenceTransformerRerank:
 
 @pytest.mark.parametrize("options", [{}, {"top_n": 9}, {"top_n": 0}, {"keep_retrieval_score": True}])
 @pytest.mark.parametrize("sync", [True, False])
-def test_as_llamaindex_reranks(pool, options, sync):
+def test_teola_rerank_gives_the_nodes_and_events_of_llamaindex(pool, options, sync):
     def run(step: Any) -> tuple[Any, Any, Any]:
         recorder, given = Recorder(), nodes()
         step.callback_manager = CallbackManager([recorder])
@@ -60,7 +60,7 @@ def test_as_llamaindex_reranks(pool, options, sync):
     assert run(TeolaRerank(pool=pool, **options)) == run(own(**options))
 
 
-def test_payloads_and_selection(pool, asked):
+def test_rerank_payloads_and_selection_match_the_call(pool, asked):
     step = TeolaRerank(pool=pool, top_n=3)
     found = step.postprocess_nodes(nodes(), query_bundle=QUERY)
     assert asked == step.payloads(QUERY, nodes()) == step.payloads(QUERY.query_str, nodes())
@@ -70,7 +70,7 @@ def test_payloads_and_selection(pool, asked):
     assert [type(node.score) for node in found] == [float] * 3
 
 
-def test_no_nodes_and_no_query(pool, asked):
+def test_rerank_without_nodes_sends_nothing_and_without_query_raises(pool, asked):
     step = TeolaRerank(pool=pool)
     assert step.postprocess_nodes([], query_bundle=QUERY) == [] and asked == []
     with pytest.raises(ValueError, match="Missing query bundle"):

@@ -87,7 +87,9 @@ FLOWS: dict[str, Callable[[MockLLM], Workflow]] = {
 
 
 @pytest.mark.parametrize("holder", FLOWS)
-def test_a_model_that_a_step_calls(pool: EnginePool, llm: MockLLM, holder: str, monkeypatch: Any) -> None:
+def test_bound_llm_called_by_a_step_uses_the_engine(
+    pool: EnginePool, llm: MockLLM, holder: str, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(Settings, "_llm", llm)
     flow = FLOWS[holder](llm)
     fast = accelerate(flow, pool=pool, bind=[(llm, "llm")])
@@ -96,7 +98,7 @@ def test_a_model_that_a_step_calls(pool: EnginePool, llm: MockLLM, holder: str, 
     assert [span.engine for span in fast.last_trace().spans] == ["llm"]
 
 
-def test_a_global_model_that_a_step_calls(pool: EnginePool) -> None:
+def test_bound_global_llm_called_by_a_step_uses_the_engine(pool: EnginePool) -> None:
     flow = GlobalFlow()
     fast = accelerate(flow, pool=pool, bind=[(global_llm, "llm")])
     assert run(fast) != BY_ITSELF
@@ -123,7 +125,7 @@ class OwnEngine(CustomQueryEngine):
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_a_model_in_a_component_of_the_users_own(pool: EnginePool, llm: MockLLM, way: str) -> None:
+def test_bound_llm_in_a_user_component_uses_the_engine(pool: EnginePool, llm: MockLLM, way: str) -> None:
     engine = OwnEngine(component=OwnComponent(llm))
     fast = accelerate(engine, pool=pool, bind=[(llm, "llm")])
     ask = (lambda one: one.query(QUESTION)) if way == "query" else (lambda one: asyncio.run(one.aquery(QUESTION)))
@@ -135,7 +137,7 @@ def summary_engine(llm: Any, **options: Any) -> Any:
     return SummaryIndex.from_documents([Document(text="lambs eat grass")]).as_query_engine(llm=llm, **options)
 
 
-def test_a_streamed_answer_that_is_read_later(pool: EnginePool, llm: MockLLM) -> None:
+def test_streamed_answer_read_later_comes_from_the_engine(pool: EnginePool, llm: MockLLM) -> None:
     engine = summary_engine(llm, streaming=True)
     fast = accelerate(engine, pool=pool, bind=[(llm, "llm")])
     answer = fast.query(QUESTION)
@@ -143,14 +145,14 @@ def test_a_streamed_answer_that_is_read_later(pool: EnginePool, llm: MockLLM) ->
     assert "".join(answer.response_gen) != BY_ITSELF
 
 
-def test_a_model_is_not_routed_outside_of_the_accelerated_object(pool: EnginePool, llm: MockLLM) -> None:
+def test_bound_llm_outside_the_accelerated_object_skips_the_engine(pool: EnginePool, llm: MockLLM) -> None:
     fast = accelerate(summary_engine(llm), pool=pool, bind=[(llm, "llm")])
     assert str(fast.query(QUESTION)) != BY_ITSELF
     assert llm.complete(QUESTION).text == BY_ITSELF
     assert asyncio.run(llm.acomplete(QUESTION)).text == BY_ITSELF
 
 
-def test_settings_of_a_model_that_are_set_later_count(pool: EnginePool) -> None:
+def test_settings_changed_on_a_bound_llm_apply_to_calls(pool: EnginePool) -> None:
     from support.recording import record
 
     llm = MockLLM(max_tokens=3)
@@ -163,7 +165,7 @@ def test_settings_of_a_model_that_are_set_later_count(pool: EnginePool) -> None:
     assert {payload.sampling.max_tokens for payload in payloads} == {3, 7}
 
 
-def test_uninstall_leaves_bound_models_to_themselves(pool: EnginePool, llm: MockLLM) -> None:
+def test_uninstall_stops_routing_of_bound_models(pool: EnginePool, llm: MockLLM) -> None:
     engine = summary_engine(llm)
     fast = accelerate(engine, pool=pool, bind=[(llm, "llm")])
     bound = pool.bound(llm, "llm")
@@ -221,14 +223,14 @@ class CreatingFlow(Workflow):
         return StopEvent(result=str(await MockLLM(max_tokens=3).acomplete(QUESTION)))
 
 
-def test_a_model_of_a_bound_class_that_a_step_creates(pool: EnginePool) -> None:
+def test_bound_class_created_in_a_step_uses_the_engine(pool: EnginePool) -> None:
     flow = CreatingFlow()
     fast = accelerate(flow, pool=pool, bind=[(MockLLM, "llm")])
     assert run(fast) != BY_ITSELF
     assert run(flow) == BY_ITSELF
 
 
-def test_a_class_that_is_no_model_is_not_bound(pool: EnginePool) -> None:
+def test_binding_a_class_that_is_no_model_raises(pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match="the class OwnComponent cannot be bound"):
         accelerate(CreatingFlow(), pool=pool, bind=[(OwnComponent, "llm")])
 
@@ -240,7 +242,7 @@ def stub() -> Iterator[Stub]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_a_model_on_a_served_server_that_a_step_creates(stub: Stub) -> None:
+def test_llm_on_served_server_created_in_step_uses_the_engine(stub: Stub) -> None:
     given: dict[str, Any] = {"model": MODEL, "api_base": stub.base_url, "api_key": "none", "is_chat_model": True}
 
     class ServerFlow(Workflow):

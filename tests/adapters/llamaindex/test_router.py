@@ -79,7 +79,7 @@ def outcome(engine: Any, llm: Reasoning, way: str = "query") -> tuple[Any, Count
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
 @pytest.mark.parametrize(("make", "chosen"), [(single, ONE), (several, TWO), (several, ONE), (single, TWO)])
-def test_an_engine_searches_before_the_reason_is_written(
+def test_chosen_engine_searches_before_the_reason_is_generated(
     stock: Library, llm: Reasoning, make: Any, chosen: str, way: str
 ) -> None:
     llm.chosen = chosen
@@ -90,7 +90,7 @@ def test_an_engine_searches_before_the_reason_is_written(
     assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
 
 
-def test_the_answer_too_is_asked_for_before_the_reason_is_written(stock: Library, llm: Reasoning) -> None:
+def test_answer_is_requested_before_the_reason_is_generated(stock: Library, llm: Reasoning) -> None:
     fast = accelerate(single(stock))
     llm.held = True
     fast.query(ASKED)
@@ -100,12 +100,12 @@ def test_the_answer_too_is_asked_for_before_the_reason_is_written(stock: Library
 
 
 @pytest.mark.parametrize("make", [single, several])
-def test_it_is_told_of(stock: Library, make: Any) -> None:
+def test_explain_names_speculative_calls_of_a_router(stock: Library, make: Any) -> None:
     told = str(accelerate(make(stock)).explain())
     assert "each model call of answers as soon as its item is written" in told and "no gain" not in told
 
 
-def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning) -> None:
+def test_speculate_off_searches_after_the_choice(stock: Library, llm: Reasoning) -> None:
     plain, fast = outcome(single(stock), llm), accelerate(single(stock), speculate="off")
     assert outcome(fast, llm) == plain
     trace = {span.primitive: span for span in fast.last_trace().spans}
@@ -129,7 +129,7 @@ def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning
     ],
 )
 @pytest.mark.parametrize("make", [single, several])
-def test_however_a_choice_is_written(stock: Library, llm: Reasoning, make: Any, chosen: str) -> None:
+def test_every_spelling_of_a_choice_is_parsed(stock: Library, llm: Reasoning, make: Any, chosen: str) -> None:
     llm.chosen = chosen
     fast = accelerate(make(stock))
     plain = outcome(make(stock), llm)
@@ -139,7 +139,7 @@ def test_however_a_choice_is_written(stock: Library, llm: Reasoning, make: Any, 
 
 
 @pytest.mark.parametrize("make", [single, several])
-def test_a_number_that_is_another_choice_in_the_end(stock: Library, llm: Reasoning, make: Any) -> None:
+def test_revised_choice_wastes_only_the_work_of_the_first(stock: Library, llm: Reasoning, make: Any) -> None:
     """What was begun for it is waste, and nothing else of it is seen."""
     llm.chosen = '[{"choice": 1, "choice": 2, "reason": "JSON takes the last one"}]'
     plain, prompts = outcome(make(stock), llm)
@@ -165,7 +165,7 @@ def test_a_number_that_is_another_choice_in_the_end(stock: Library, llm: Reasoni
     ],
 )
 @pytest.mark.parametrize("make", [single, several])
-def test_a_choice_that_is_none(
+def test_invalid_choice_raises_the_originals_error_without_warning(
     stock: Library, llm: Reasoning, make: Any, chosen: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plain error, and no word of what was begun in vain."""
@@ -186,7 +186,9 @@ class OwnRetriever(BaseRetriever):
 
 
 @pytest.mark.parametrize(("known", "chosen", "early"), [(1, 1, True), (1, 2, False), (0, 1, False)])
-def test_engines_that_are_not_all_known(stock: Library, llm: Reasoning, known: int, chosen: int, early: bool) -> None:
+def test_router_prefetches_only_engines_that_are_lowered(
+    stock: Library, llm: Reasoning, known: int, chosen: int, early: bool
+) -> None:
     """Those that are begin as ever; what the answer is made of is not known then."""
     own = RetrieverQueryEngine.from_args(OwnRetriever(), llm=stock.llm)
     engines = [*[stock.rag(), stock.rag(k=2)][:known], *[own] * (2 - known)]
@@ -243,7 +245,7 @@ def custom(stock: Library, kind: str) -> BaseSelector:
 
 
 @pytest.mark.parametrize("kind", ["parser", "contrary", "fixed"])
-def test_selectors_of_the_users_own_are_left_alone(stock: Library, llm: Reasoning, kind: str) -> None:
+def test_user_selectors_get_no_speculative_calls(stock: Library, llm: Reasoning, kind: str) -> None:
     """Nothing is guessed of what they choose."""
     plain, fast = outcome(router(stock, custom(stock, kind)), llm), accelerate(router(stock, custom(stock, kind)))
     assert outcome(fast, llm) == plain

@@ -85,7 +85,9 @@ ways = pytest.mark.parametrize("way", ["sync", "async"])
 
 @ways
 @pytest.mark.parametrize("chosen", [one(), several(2, 1), several(1)])
-def test_an_engine_searches_before_the_reason_is_written(stock: Library, llm: Reasoning, chosen: str, way: str) -> None:
+def test_engine_chosen_by_call_searches_before_the_reason_is_generated(
+    stock: Library, llm: Reasoning, chosen: str, way: str
+) -> None:
     llm.chosen, many = chosen, "Multi" in chosen
     plain, fast = found(stock.router_by_call(several=many), llm, way), accelerate(stock.router_by_call(several=many))
     llm.held = True
@@ -96,7 +98,7 @@ def test_an_engine_searches_before_the_reason_is_written(stock: Library, llm: Re
 
 @ways
 @pytest.mark.parametrize("many", [False, True])
-def test_a_retriever_searches_before_the_reason_is_written(
+def test_chosen_retriever_searches_before_the_reason_is_generated(
     stock: Library, llm: Reasoning, many: bool, way: str
 ) -> None:
     llm.chosen = '[{"choice": 2, "reason": "a"}' + ', {"choice": 1, "reason": "b"}' * many + "]"
@@ -109,7 +111,9 @@ def test_a_retriever_searches_before_the_reason_is_written(
 
 
 @ways
-def test_both(stock: Library, llm: Reasoning, way: str) -> None:
+def test_retrievers_chosen_by_call_search_before_reasons_are_generated(
+    stock: Library, llm: Reasoning, way: str
+) -> None:
     """A router of retrievers whose model calls a function, below an engine."""
     llm.chosen = several(2, 1)
     kind = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
@@ -139,7 +143,7 @@ WRITTEN = [
 
 @ways
 @pytest.mark.parametrize("chosen", WRITTEN)
-def test_however_a_choice_is_written(
+def test_every_spelling_of_a_choice_by_call_is_parsed(
     stock: Library, llm: Reasoning, chosen: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plain answer, or the plain error; and no word of what was begun in vain."""
@@ -154,7 +158,9 @@ def test_however_a_choice_is_written(
 @pytest.mark.parametrize(
     "chosen", ["[]", "neither", '[{"choice": 7, "reason": "a"}]', '[{"choice": 0, "reason": "a"}]']
 )
-def test_a_retriever_that_is_none(stock: Library, llm: Reasoning, chosen: str, way: str) -> None:
+def test_invalid_retriever_choice_gives_the_originals_result(
+    stock: Library, llm: Reasoning, chosen: str, way: str
+) -> None:
     llm.chosen = chosen
     plain, _ = found(stock.searching_router(), llm, way)
     assert found(accelerate(stock.searching_router()), llm, way)[0] == plain
@@ -169,7 +175,9 @@ class OwnRetriever(BaseRetriever):
 
 @ways
 @pytest.mark.parametrize("chosen", [1, 2])
-def test_retrievers_that_are_not_all_known(stock: Library, llm: Reasoning, chosen: int, way: str) -> None:
+def test_router_prefetches_only_retrievers_that_are_lowered(
+    stock: Library, llm: Reasoning, chosen: int, way: str
+) -> None:
     llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
 
     def make() -> Any:
@@ -205,7 +213,7 @@ UNKNOWN = {
 
 @ways
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_not_known_chooses_first(stock: Library, llm: Reasoning, name: str, way: str) -> None:
+def test_unknown_program_chooses_before_any_search(stock: Library, llm: Reasoning, name: str, way: str) -> None:
     def make() -> RouterQueryEngine:
         return RouterQueryEngine(PydanticSingleSelector(UNKNOWN[name](stock)), stock.tools(), llm=stock.llm)
 
@@ -214,7 +222,7 @@ def test_what_is_not_known_chooses_first(stock: Library, llm: Reasoning, name: s
     assert not any(name.startswith("answers") for name in spans(fast)) and spans(fast, outcome="wasted") == []
 
 
-def test_an_own_model_is_bound_in_a_selector_too(stock: Library, llm: Reasoning) -> None:
+def test_bound_llm_of_a_selector_runs_on_the_engine(stock: Library, llm: Reasoning) -> None:
     own = chat_mock(max_tokens=3)
     selector = PydanticSingleSelector.from_defaults(llm=own)  # type: ignore[arg-type]
     router = RouterQueryEngine(selector, stock.tools(), llm=stock.llm)
@@ -225,7 +233,7 @@ def test_an_own_model_is_bound_in_a_selector_too(stock: Library, llm: Reasoning)
     assert router._selector is selector and selector._selector_program._llm is own  # type: ignore[attr-defined]
 
 
-def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning) -> None:
+def test_speculate_off_searches_after_the_choice_by_call(stock: Library, llm: Reasoning) -> None:
     plain, fast = found(stock.router_by_call(), llm, "sync"), accelerate(stock.router_by_call(), speculate="off")
     assert found(fast, llm, "sync") == plain
     trace = {span.primitive: span for span in fast.last_trace().spans}
@@ -233,7 +241,7 @@ def test_not_where_nothing_is_to_begin_on_a_guess(stock: Library, llm: Reasoning
     assert searches and all(one.queued >= trace["select.parsed"].queued for one in searches)
 
 
-def test_nobody_hears_of_what_runs_ahead(stock: Library, llm: Reasoning) -> None:
+def test_speculative_calls_of_a_router_send_no_spans(stock: Library, llm: Reasoning) -> None:
     """Spans and events of LlamaIndex's instrumentation are the plain ones, each once."""
     from llama_index.core.instrumentation import get_dispatcher
     from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
@@ -263,7 +271,7 @@ def test_nobody_hears_of_what_runs_ahead(stock: Library, llm: Reasoning) -> None
         ('{"index": 12', []),
     ],
 )
-def test_numbers_are_read_as_they_close(text: str, items: list[int]) -> None:
+def test_item_stream_returns_numbers_as_they_close(text: str, items: list[int]) -> None:
     for size in (1, 3, len(text)):
         stream = ItemStream("indices")
         pieces = [text[i : i + size] for i in range(0, len(text), size)]

@@ -67,7 +67,7 @@ def index(embedding: HuggingFaceEmbedding) -> VectorStoreIndex:
 
 @pytest.mark.models
 @pytest.mark.parametrize("way", WAYS)
-def test_the_models_of_an_engine_are_served(stub: Stub, index: VectorStoreIndex, way: str) -> None:
+def test_engines_auto_serves_the_models_of_an_engine(stub: Stub, index: VectorStoreIndex, way: str) -> None:
     rerank = SentenceTransformerRerank(model=str(reranker_folder()), top_n=2, device="cpu")
     mode: Any = {"response_mode": "accumulate", "similarity_top_k": 3, "node_postprocessors": [rerank]}
     plain = index.as_query_engine(llm=llm_of(stub), **mode)
@@ -86,7 +86,7 @@ def test_the_models_of_an_engine_are_served(stub: Stub, index: VectorStoreIndex,
     assert "prompts={'query': 'query: ', 'document': 'passage: '}" in told and "OpenAIServer(base_url=" in told
 
 
-def test_what_gets_no_engine_is_said(stub: Stub) -> None:
+def test_explain_names_models_without_an_engine(stub: Stub) -> None:
     there = llm_of(stub, api_base="https://api.openai.com/v1")
     for llm, said in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
         index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
@@ -94,7 +94,7 @@ def test_what_gets_no_engine_is_said(stub: Stub) -> None:
         assert not fast.__teola_session__.serving.bound and said in fast.explain()
 
 
-def test_calls_are_side_by_side_as_without_a_pool(stub: Stub, index: VectorStoreIndex) -> None:
+def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: Stub, index: VectorStoreIndex) -> None:
     """Sync calls of a model that is only carried begin together: the server sees all of them before one is answered."""
     llm = llm_of(stub)
     template = PromptTemplate("slowly: {context_str} {query_str}")

@@ -49,7 +49,7 @@ def ask(fast: Any, way: str, given: Any = ASKED, expected: int = 1) -> tuple[Any
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
 @pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_agrees_with_itself(stock: Library, name: str, way: str) -> None:
+def test_shadow_finds_no_difference_for_any_engine(stock: Library, name: str, way: str) -> None:
     fast = accelerate(ENGINES[name](stock), shadow=1.0)
     value, report = ask(fast, way)
     assert report == ShadowReport(compared=1)
@@ -57,13 +57,13 @@ def test_every_engine_agrees_with_itself(stock: Library, name: str, way: str) ->
 
 
 @pytest.mark.parametrize("way", ["retrieve", "aretrieve"])
-def test_retrievers(stock: Library, way: str) -> None:
+def test_shadow_compares_the_nodes_of_retrievers(stock: Library, way: str) -> None:
     asked = QueryBundle(ASKED)
     found, report = ask(accelerate(stock.fusion(), shadow=1.0), way, asked)
     assert found and report == ShadowReport(compared=1)
 
 
-def test_synthesizers_and_the_steps_of_engines(stock: Library) -> None:
+def test_shadow_compares_synthesizers_and_steps_of_engines(stock: Library) -> None:
     nodes = [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
     synthesizer = accelerate(get_response_synthesizer(llm=stock.llm), shadow=1.0)
     synthesizer.synthesize(ASKED, nodes)
@@ -86,7 +86,7 @@ class Own(CustomQueryEngine):
         return self.answer(query_str)
 
 
-def test_a_difference_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_shadow_logs_and_counts_a_difference(caplog: pytest.LogCaptureFixture) -> None:
     said = iter(["oats", "barley"])
     _, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
     assert (report.compared, report.different) == (1, 1)
@@ -94,14 +94,14 @@ def test_a_difference_is_logged_and_counted(caplog: pytest.LogCaptureFixture) ->
     assert "shadow: the accelerated answer" in caplog.text
 
 
-def test_an_original_that_fails_is_contained() -> None:
+def test_failure_of_the_shadow_run_is_counted_and_not_raised() -> None:
     said = iter(["oats"])
     value, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
     assert str(value) == "oats" and report == ShadowReport(failed=1)
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_both_fail_alike(way: str) -> None:
+def test_shadow_counts_equal_failures_as_equal(way: str) -> None:
     def fail(_: str) -> str:
         raise ValueError("mine")
 
@@ -120,13 +120,13 @@ def test_both_fail_alike(way: str) -> None:
     assert counted(fast) == ShadowReport(compared=1)
 
 
-def test_streamed_answers_are_not_compared(stock: Library) -> None:
+def test_shadow_skips_streamed_answers(stock: Library) -> None:
     fast = accelerate(stock.rag(streaming=True), shadow=1.0)
     response = fast.query(ASKED)
     assert "".join(response.response_gen) and counted(fast) == ShadowReport(skipped=1)
 
 
-def test_a_share_is_compared_and_copies_count_for_themselves() -> None:
+def test_shadow_compares_its_share_and_copies_start_empty() -> None:
     fast = accelerate(Own(answer=str), shadow=0.5)
     for _ in range(20):
         fast.query(ASKED)
@@ -142,7 +142,7 @@ def test_a_share_is_compared_and_copies_count_for_themselves() -> None:
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
 @pytest.mark.parametrize("name", ["fusion, compact", "sub-questions", "cited", "chosen by the model"])
-def test_handlers_see_one_run(stock: Library, name: str, way: str) -> None:
+def test_shadow_run_sends_no_callbacks(stock: Library, name: str, way: str) -> None:
     """Of callback managers and of the instrumentation, both."""
     heard = []
     for share in (0.0, 1.0):
@@ -155,7 +155,7 @@ def test_handlers_see_one_run(stock: Library, name: str, way: str) -> None:
     assert heard[0] == heard[1] and heard[0][1]
 
 
-def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
+def test_shadow_ignores_later_changes_by_the_caller() -> None:
     asked, nodes = QueryBundle(ASKED), [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
 
     class Late(BaseRetriever):
@@ -172,7 +172,7 @@ def test_what_the_caller_changes_afterwards_is_not_compared() -> None:
 # ------------------------------------------------------------ refused
 
 
-def test_what_has_side_effects_is_refused(stock: Library) -> None:
+def test_shadow_raises_for_objects_with_side_effects(stock: Library) -> None:
     chat = ContextChatEngine.from_defaults(
         retriever=stock.index.as_retriever(), llm=stock.llm, memory=ChatMemoryBuffer.from_defaults(llm=stock.llm)
     )

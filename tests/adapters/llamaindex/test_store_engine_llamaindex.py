@@ -100,7 +100,7 @@ FILTERS = MetadataFilters(filters=[MetadataFilter(key="word", value="class")])
 
 @all_stores
 @pytest.mark.parametrize("options", [{}, {"similarity_top_k": 5}, {"filters": FILTERS}], ids=["plain", "5", "filters"])
-def test_nodes_are_those_of_the_original(
+def test_store_engine_returns_the_nodes_of_the_original(
     make: Callable[[], Any], options: dict[str, Any], pools: list[EnginePool]
 ) -> None:
     store = make()
@@ -120,7 +120,7 @@ def test_searches_go_through_the_engine(make: Callable[[], Any], pools: list[Eng
 
 
 @embedded_clients
-def test_searches_that_wait_at_the_same_time_share_a_call(make: Callable[[], Any], pools: list[EnginePool]) -> None:
+def test_waiting_searches_share_a_call_of_the_store(make: Callable[[], Any], pools: list[EnginePool]) -> None:
     store = make()
     retriever = index_over(store).as_retriever(similarity_top_k=3)
     log = client_log(store)
@@ -218,9 +218,7 @@ def test_async_client_of_qdrant_is_called_on_the_callers_loop(pools: list[Engine
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_sync_code_leaves_the_loop_of_async_queries_only_if_nobody_writes(
-    read_only: bool, pools: list[EnginePool]
-) -> None:
+def test_sync_store_leaves_the_loop_only_if_read_only(read_only: bool, pools: list[EnginePool]) -> None:
     store = chroma()
     retriever = index_over(store).as_retriever(similarity_top_k=1)
     fast = serve(store, retriever, pools, read_only=read_only, max_calls=1)
@@ -237,7 +235,7 @@ def test_sync_code_leaves_the_loop_of_async_queries_only_if_nobody_writes(
 
 
 @all_stores
-def test_async_search_does_not_overtake_a_write_of_another_task(
+def test_async_search_keeps_its_order_with_writes_of_other_tasks(
     make: Callable[[], Any], pools: list[EnginePool]
 ) -> None:
     store = make()
@@ -262,7 +260,7 @@ def test_async_search_does_not_overtake_a_write_of_another_task(
 
 @all_stores
 @pytest.mark.parametrize("read_only", [False, True])
-def test_search_after_a_write_of_the_same_query_finds_it(
+def test_search_after_a_write_finds_the_new_text(
     make: Callable[[], Any], read_only: bool, pools: list[EnginePool]
 ) -> None:
     store = make()
@@ -295,7 +293,7 @@ def test_search_after_a_write_of_the_same_query_finds_it(
 
 
 @all_stores
-def test_errors_are_those_of_the_store(make: Callable[[], Any], pools: list[EnginePool]) -> None:
+def test_store_engine_raises_the_errors_of_the_store(make: Callable[[], Any], pools: list[EnginePool]) -> None:
     store = make()
     retriever = index_over(store).as_retriever(similarity_top_k="many")
     with pytest.raises(Exception) as original:
@@ -308,7 +306,9 @@ def test_errors_are_those_of_the_store(make: Callable[[], Any], pools: list[Engi
 
 @all_stores
 @pytest.mark.parametrize("top_k", [2, "many"])
-def test_events_are_those_of_the_original(make: Callable[[], Any], top_k: Any, pools: list[EnginePool]) -> None:
+def test_store_engine_sends_the_events_of_the_original(
+    make: Callable[[], Any], top_k: Any, pools: list[EnginePool]
+) -> None:
     store = make()
     index = index_over(store)
 
@@ -333,7 +333,7 @@ def test_events_are_those_of_the_original(make: Callable[[], Any], top_k: Any, p
 
 
 @embedded_clients
-def test_queries_of_a_fusion_are_made_once_each(make: Callable[[], Any], pools: list[EnginePool]) -> None:
+def test_each_query_of_a_fusion_is_made_once(make: Callable[[], Any], pools: list[EnginePool]) -> None:
     store = make()
     index = index_over(store)
     retrievers = [index.as_retriever(similarity_top_k=k) for k in (1, 2, 3)]
@@ -347,7 +347,7 @@ def test_queries_of_a_fusion_are_made_once_each(make: Callable[[], Any], pools: 
     assert sum(log.calls) == 3
 
 
-def test_mmr_and_hybrid_searches_are_the_stores_own(pools: list[EnginePool]) -> None:
+def test_hybrid_searches_return_the_nodes_of_the_store(pools: list[EnginePool]) -> None:
     def encode(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
         return [[len(text) % 7, 9] for text in texts], [[1.0, 0.5] for _ in texts]
 
@@ -360,7 +360,7 @@ def test_mmr_and_hybrid_searches_are_the_stores_own(pools: list[EnginePool]) -> 
         assert [described(fast.retrieve(query)) for query in QUERIES] == expected
 
 
-def test_failing_search_leaves_those_that_share_its_call_alone(pools: list[EnginePool]) -> None:
+def test_failing_search_does_not_fail_searches_of_the_same_call(pools: list[EnginePool]) -> None:
     store = qdrant()
     index = index_over(store)
     good, bad = index.as_retriever(), index.as_retriever(vector_store_kwargs={"qdrant_filters": "no filter"})
@@ -392,7 +392,7 @@ def test_client_whose_search_was_replaced_is_called_by_its_store(pools: list[Eng
     assert len(queries) == len(QUERIES)
 
 
-def test_store_that_searches_itself_does_not_wait_for_itself(pools: list[EnginePool]) -> None:
+def test_store_that_searches_itself_does_not_deadlock(pools: list[EnginePool]) -> None:
     class NestedStore(PlainStore):
         def query(self, query: Any, *, is_nested: bool = False, **kwargs: Any) -> Any:
             return PlainStore.query(self, query, **kwargs) if is_nested else self.query(query, is_nested=True)
@@ -403,7 +403,7 @@ def test_store_that_searches_itself_does_not_wait_for_itself(pools: list[EngineP
     assert described(serve(store, retriever, pools, max_calls=1).retrieve(QUERIES[0])) == expected
 
 
-def test_pool_on_the_callers_loop_leaves_searching_to_the_store() -> None:
+def test_store_searches_itself_with_pool_on_the_callers_loop() -> None:
     store = PlainStore()
     retriever = index_over(store).as_retriever()
     expected = described(retriever.retrieve(QUERIES[0]))
@@ -416,7 +416,7 @@ def test_pool_on_the_callers_loop_leaves_searching_to_the_store() -> None:
     assert asyncio.run(search()) == expected
 
 
-def test_closed_pool_leaves_searching_to_the_store(pools: list[EnginePool]) -> None:
+def test_search_after_pool_closes_is_made_by_the_store(pools: list[EnginePool]) -> None:
     store = PlainStore()
     retriever = index_over(store).as_retriever()
     expected = described(retriever.retrieve(QUERIES[0]))

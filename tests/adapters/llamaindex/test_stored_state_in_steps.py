@@ -182,7 +182,7 @@ CERTAIN = (TypedEdit, KeyEdit, WholeState, Defaults, NestedKeys, AppendedNotes, 
 
 
 @pytest.mark.parametrize("make", CERTAIN)
-def test_certain_calls_around_the_state_are_under_way_at_once(make: Any) -> None:
+def test_certain_calls_around_state_edits_overlap(make: Any) -> None:
     assert compare_on_server(make) == (1, 2 if make is not KeyEdit else 3)
 
 
@@ -191,7 +191,7 @@ def test_every_run_has_its_own_state(make: Any) -> None:
     assert compare_on_server(make, runs=2)[1] == 2
 
 
-def test_a_run_that_goes_on_from_another_has_the_state_of_that() -> None:
+def test_continued_run_has_the_state_of_the_earlier_run() -> None:
     async def two_runs(workflow: Any) -> list[Any]:
         handler = workflow.run(query="oats")
         first = await handler
@@ -339,12 +339,12 @@ UNCERTAIN = (ValidatedState, ReplacedState, ClearedState, CopyOfState, EditInLoo
 
 
 @pytest.mark.parametrize("make", [*UNCERTAIN, WholeEvent])
-def test_calls_with_a_state_that_is_not_known_are_made_in_their_places(make: Any) -> None:
+def test_calls_with_unknown_state_equal_the_originals(make: Any) -> None:
     assert compare_on_server(make)[0] == 1
 
 
 @pytest.mark.parametrize("make", [DeclaredField, OtherClass])
-def test_calls_by_what_an_event_is_are_those_of_the_original(make: Any) -> None:
+def test_calls_that_depend_on_an_event_equal_the_originals(make: Any) -> None:
     assert compare_on_server(make) == (1, 2)
 
 
@@ -401,7 +401,7 @@ class RacingAttribute(Racing):
 
 
 @pytest.mark.parametrize("make", [Racing, RacingAttribute])
-def test_what_other_steps_change_meanwhile_is_read_in_its_place(make: Any) -> None:
+def test_state_changed_by_parallel_steps_gives_the_originals_result(make: Any) -> None:
     compare_on_server(make)
 
 
@@ -423,20 +423,20 @@ class RaisesInEdit(OwnWorkflow):
         return StopEvent(result=await self.ask(f"answer {await ctx.store.get('query')}"))
 
 
-def test_an_error_inside_an_edit_is_the_originals() -> None:
+def test_error_inside_a_state_edit_is_the_originals() -> None:
     assert compare_on_server(RaisesInEdit)[1] == 1
 
 
-def test_without_that_error_the_next_step_gains() -> None:
+def test_call_after_a_state_edit_without_error_is_prefetched() -> None:
     assert compare_on_server(RaisesInEdit, query="rye") == (1, 2)
 
 
-def test_an_error_of_the_server_is_the_originals() -> None:
+def test_failed_request_around_a_state_edit_is_the_originals_error() -> None:
     compare_on_server(TypedEdit, fails_on="answer")
 
 
 @pytest.mark.parametrize("way", ["cancelled", "late"])
-def test_a_run_that_is_stopped_leaves_the_state_that_it_has_written(way: str) -> None:
+def test_stopped_run_leaves_the_state_of_the_original(way: str) -> None:
     async def run(workflow: Any, llm: HostedLLM) -> tuple[str, Any]:
         handler = workflow.run(query="oats")
         async with asyncio.timeout(5):
@@ -458,6 +458,6 @@ def test_a_run_that_is_stopped_leaves_the_state_that_it_has_written(way: str) ->
     assert outcomes[0][1] == {"query": "oats", "count": 2, "notes": []}
 
 
-def test_explain_says_that_the_call_behind_an_edit_is_prefetched() -> None:
+def test_explain_names_the_prefetched_call_after_a_state_edit() -> None:
     explanation = str(accelerate(TypedEdit(HostedLLM())).explain())
     assert "calls of the step answer, while steps before it run" in explanation

@@ -48,20 +48,18 @@ def own() -> Iterator[Watched]:
     settled()
 
 
-def test_clients_of_an_api_take_calls_on_several_threads() -> None:
+def test_api_clients_may_be_called_on_threads() -> None:
     assert takes_threads(RemoteEmbedding(embed_dim=3), NOBODY)
 
 
 @pytest.mark.parametrize("kind", [LocalEmbedding, OwnEmbedding, MockEmbedding])
-def test_other_models_take_calls_on_several_threads_only_if_they_are_named(kind: type[MockEmbedding]) -> None:
+def test_other_models_need_concurrent_option_for_calls_on_threads(kind: type[MockEmbedding]) -> None:
     model = kind(embed_dim=3)
     assert not takes_threads(model, NOBODY)
     assert takes_threads(model, ThreadSafety((model,)))
 
 
-def test_an_embedding_that_raises_on_other_threads_is_called_again_in_its_place(
-    own: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedding_that_fails_on_a_thread_is_called_again(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sub_questions_sync(own.kit)
     own.fresh()
     expected = shown(engine.query(ASKED))

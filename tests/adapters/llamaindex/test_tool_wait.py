@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_prefilled_is_how_the_next_prompt_begins(here: Stage, seen: list[Request], name: str) -> None:
+def test_prefilled_text_is_a_prefix_of_the_next_prompt(here: Stage, seen: list[Request], name: str) -> None:
     make, rounds = CASES[name]
     fast = accelerate(make(here), pool=here.pool)
     here.pool.reset()  # what another case has left in the cache would need no warm-up
@@ -97,7 +97,7 @@ def test_what_is_prefilled_is_how_the_next_prompt_begins(here: Stage, seen: list
     assert {span.outcome for span in prefills if span.started is not None} <= {"done", "cancelled"}
 
 
-def test_results_are_sent_as_they_come(here: Stage, seen: list[Request]) -> None:
+def test_tool_results_are_prefilled_as_they_arrive(here: Stage, seen: list[Request]) -> None:
     fast = accelerate(agents.function(here), pool=here.pool)
     run(fast, [*TWO, call("look", at="house")])
     (first, prompt), (second, _) = sent(seen)
@@ -107,7 +107,7 @@ def test_results_are_sent_as_they_come(here: Stage, seen: list[Request]) -> None
     assert last.cached > len(second) // 4 * 0.8
 
 
-def test_a_second_run_waits_for_nothing_of_the_first(here: Stage, seen: list[Request]) -> None:
+def test_concurrent_runs_prefill_their_own_prompts(here: Stage, seen: list[Request]) -> None:
     fast = accelerate(agents.function(here), pool=here.pool)
 
     async def played() -> Any:
@@ -151,14 +151,14 @@ NOTHING: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_nothing_is_prefilled(here: Stage, seen: list[Request], name: str) -> None:
+def test_excluded_agents_get_no_prefilling_while_tools_run(here: Stage, seen: list[Request], name: str) -> None:
     make, rounds, options = NOTHING[name]
     run(accelerate(make(here), pool=here.pool, **options), *rounds)
     assert [r for r in seen if isinstance(r.payload, Warmup)] == []
     assert [r for r in seen if isinstance(r.payload, Generate)]
 
 
-def test_an_engine_that_keeps_no_prefixes_is_sent_none() -> None:
+def test_engine_without_prefix_cache_gets_no_prefilling() -> None:
     model = FakeLLM(answer=lambda prompt, _: said(prompt))
     with EnginePool.local([model]) as pool:
         seen = record(model)
@@ -167,13 +167,13 @@ def test_an_engine_that_keeps_no_prefixes_is_sent_none() -> None:
         assert len(seen) == 2 and not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_an_agent_of_another_pool_is_left_alone(here: Stage, seen: list[Request]) -> None:
+def test_agent_of_another_pool_gets_no_prefilling(here: Stage, seen: list[Request]) -> None:
     with EnginePool.local([FakeLLM()]) as other:
         run(accelerate(agents.function(here), pool=other), TWO)
     assert not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_what_goes_wrong_with_it_stays_unseen(here: Stage, seen: list[Request], monkeypatch: Any) -> None:
+def test_failing_prefilling_does_not_change_the_answer(here: Stage, seen: list[Request], monkeypatch: Any) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("written badly")
 
@@ -183,7 +183,7 @@ def test_what_goes_wrong_with_it_stays_unseen(here: Stage, seen: list[Request], 
     assert not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_a_run_that_ends_meanwhile_leaves_nothing_behind(here: Stage, seen: list[Request]) -> None:
+def test_cancelled_run_leaves_no_prefilling_open(here: Stage, seen: list[Request]) -> None:
     fast = accelerate(agents.function(here), pool=here.pool)
 
     async def played() -> None:
@@ -197,7 +197,7 @@ def test_a_run_that_ends_meanwhile_leaves_nothing_behind(here: Stage, seen: list
     assert all(span.done is not None for span in fast.last_trace().spans)
 
 
-def test_teams_of_agents_with_other_models(here: Stage, seen: list[Request]) -> None:
+def test_prefilling_works_in_teams_with_other_models(here: Stage, seen: list[Request]) -> None:
     """Only what the pool's own engines serve is prefilled, whoever else is in the team."""
     team = agents.team(here)
     team.agents["writer"].llm = MockLLM(max_tokens=3)

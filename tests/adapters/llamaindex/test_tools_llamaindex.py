@@ -51,7 +51,7 @@ def found(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
     return [(one.tool_name, one.tool_kwargs) for one in calls]
 
 
-def test_the_engine_is_told_of_tools(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_tools_are_sent_to_the_engine(model: TeolaLLM, llm: ScriptedLLM) -> None:
     model.chat_with_tools(TOOLS, "what is 1 + 2?", chat_history=[ChatMessage(role="system", content="be brief")])
     [asked] = llm.asked
     assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "look"]
@@ -71,7 +71,7 @@ def test_the_engine_is_told_of_tools(model: TeolaLLM, llm: ScriptedLLM) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, ["look"]),
     ],
 )
-def test_where_a_call_is_demanded_nothing_else_can_be_written(
+def test_required_tool_choice_constrains_the_answer_to_a_call(
     model: TeolaLLM, llm: ScriptedLLM, given: dict[str, Any], names: list[str]
 ) -> None:
     llm.answer = lambda asked: call("look", at="sea")
@@ -94,7 +94,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "rest", "calls"), ANSWERS)
-async def test_calls_are_read_where_the_model_decides(
+async def test_tool_calls_are_parsed_from_free_answers(
     model: TeolaLLM, llm: ScriptedLLM, text: str, rest: str, calls: list[Any]
 ) -> None:
     llm.answer = lambda asked: text
@@ -112,26 +112,26 @@ async def test_calls_are_read_where_the_model_decides(
 
 
 @pytest.mark.parametrize(("text", "rest", "calls"), ANSWERS)
-def test_only_what_is_certainly_text_is_told_early(text: str, rest: str, calls: list[Any]) -> None:
+def test_certain_text_grows_only_by_text_before_calls(text: str, rest: str, calls: list[Any]) -> None:
     told = [certain_text(text[:end]) for end in range(len(text) + 1)]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(told))
     assert read(text, ("add", "look"))[0].startswith(told[-1]) and rest.startswith(told[-1])
 
 
-def test_words_are_streamed_as_they_come(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_text_before_a_tool_call_is_streamed_by_words(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda asked: f"I will add. <tool_call>{call('add', a=1)}</tool_call>"
     pieces = list(model.stream_chat_with_tools(TOOLS, "hi"))
     assert [one.delta for one in pieces] == ["I", " will", " add.", ""]
 
 
-def test_one_call_where_only_one_is_allowed(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_only_the_first_call_is_returned_without_parallel_calls(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda asked: f"[{call('add', a=1)}, {call('look', at='sea')}]"
     assert found(model, model.chat_with_tools(TOOLS, "hi")) == [("add", {"a": 1})]
     streamed = list(model.stream_chat_with_tools(TOOLS, "hi"))
     assert found(model, streamed[-1]) == [("add", {"a": 1})]
 
 
-def test_calls_and_results_are_told_to_the_model_again(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_next_prompt_includes_tool_calls_and_results(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda asked: f"Well. <tool_call>{call('add', a=1, b=2)}</tool_call>"
     said = model.chat_with_tools(TOOLS, "hi").message
     model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), said, ChatMessage(role="tool", content="3")])
@@ -139,13 +139,13 @@ def test_calls_and_results_are_told_to_the_model_again(model: TeolaLLM, llm: Scr
     assert shown == [("user", "hi"), ("assistant", f"Well.\n{call('add', a=1, b=2)}"), ("tool", "3")]
 
 
-def test_no_call_is_an_error_where_one_is_wanted(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_missing_tool_call_raises_value_error(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda asked: "no"
     with pytest.raises(ValueError, match="at least one tool call"):
         model.get_tool_calls_from_response(model.chat_with_tools(TOOLS, "hi"))
 
 
-def test_what_cannot_be_asked_is_refused(model: TeolaLLM, pool: EnginePool) -> None:
+def test_unknown_tool_choice_or_text_model_with_tools_raises(model: TeolaLLM, pool: EnginePool) -> None:
     with pytest.raises(RegistrationError, match=r"tool_choice.*'ad'"):
         model.chat_with_tools(TOOLS, "hi", tool_choice="ad")
     text = TeolaLLM(pool=pool, is_chat_model=False, is_function_calling_model=True)
@@ -153,7 +153,7 @@ def test_what_cannot_be_asked_is_refused(model: TeolaLLM, pool: EnginePool) -> N
         text.chat_with_tools(TOOLS, "hi")
 
 
-def test_it_is_no_function_calling_model_unless_it_is_said_to_be(model: TeolaLLM, pool: EnginePool) -> None:
+def test_llm_is_function_calling_only_if_declared(model: TeolaLLM, pool: EnginePool) -> None:
     """Other objects of LlamaIndex ask in other ways then."""
     assert model.metadata.is_function_calling_model
     assert not TeolaLLM(pool=pool).metadata.is_function_calling_model
@@ -165,7 +165,7 @@ class Fact(BaseModel):
     of: str
 
 
-def test_structured_answers_through_a_tool(model: TeolaLLM, llm: ScriptedLLM) -> None:
+def test_function_calling_program_returns_the_parsed_object(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda asked: call("Fact", of="sheep")
     program = FunctionCallingProgram.from_defaults(
         output_cls=Fact, llm=model, prompt_template_str="A fact?", tool_required=True

@@ -74,7 +74,7 @@ def question(k: int = 10, **options: Any) -> VectorStoreQuery:
     return VectorStoreQuery(query_embedding=vector, query_str="the cat number", similarity_top_k=k, **options)
 
 
-def test_nodes_come_back_equal(store):
+def test_store_returns_nodes_unchanged(store):
     given = [
         node(3),
         IndexNode(id_="index", text="see there", index_id="other", metadata={"a": 1}),
@@ -129,7 +129,7 @@ FILTER_NAMES = [pytest.param(name, marks=newer_filters if name in ("not", "text"
 
 @pytest.mark.parametrize("k", [1, 3, 10])
 @pytest.mark.parametrize("name", FILTER_NAMES)
-def test_searches_are_those_of_llamaindexs_own_store(filled, name, k):
+def test_searches_return_the_nodes_of_the_simple_store(filled, name, k):
     own = SimpleVectorStore()
     own.add([with_vector(node(i)) for i in range(10)])
     asked = question(k, filters=FILTERS[name])
@@ -144,7 +144,7 @@ def test_searches_are_those_of_llamaindexs_own_store(filled, name, k):
 
 
 @pytest.mark.parametrize("name", FILTER_NAMES)
-def test_nodes_by_filters(filled, name):
+def test_get_nodes_applies_filters(filled, name):
     filters = FILTERS[name]
     wanted = set(filled.query(question(filters=filters)).ids)
     assert {one.node_id for one in filled.get_nodes(filters=filters)} == wanted
@@ -203,7 +203,7 @@ def test_equality_finds_booleans_as_the_simple_store_does(typed, operator, value
 
 
 @pytest.mark.parametrize(("value", "matches"), [(True, {"true", "one"}), (False, {"false", "zero"})])
-def test_a_filter_that_holds_a_boolean_after_all_finds_the_number_too(typed, value, matches):
+def test_filter_with_assigned_boolean_finds_the_number_too(typed, value, matches):
     filters = MetadataFilters(filters=[MetadataFilter(key="v", value=0)])
     filters.filters[0].value = value  # which LlamaIndex checks only in the constructor
 
@@ -211,7 +211,7 @@ def test_a_filter_that_holds_a_boolean_after_all_finds_the_number_too(typed, val
 
 
 @pytest.mark.parametrize("value", [1, 0, "1"])
-def test_unequal_and_not_in_find_the_rest_of_equality(typed, value):
+def test_unequal_and_not_in_find_the_complement_of_equality(typed, value):
     equal = {one.node_id for one in typed.get_nodes(filters=on_v("==", value))}
 
     for filters in (on_v("!=", value), on_v("nin", [value]), on_v("==", value, "not")):
@@ -249,18 +249,18 @@ def test_conditions_of_unlike_types_on_one_key_are_no_error(typed, condition):
         pytest.param("text_match", 1, set(), marks=needs_current_llama_index),
     ],
 )
-def test_values_that_a_filter_cannot_compare_are_no_match(typed, operator, value, matches):
+def test_values_that_cannot_be_compared_do_not_match(typed, operator, value, matches):
     assert set(typed.query(question(20, filters=on_v(operator, value))).ids) == matches
 
 
 @pytest.mark.parametrize("operator", ["in", "nin", "any", "all"])
 @pytest.mark.parametrize("condition", ["and", "or"])
-def test_a_filter_that_needs_a_list_says_so(typed, operator, condition):
+def test_filter_operator_that_needs_a_list_raises(typed, operator, condition):
     with pytest.raises(RegistrationError, match=rf"'v' compares by '{operator}' with 5, which is no list.*value=\[5\]"):
         typed.query(question(filters=on_v(operator, 5, condition)))
 
 
-def test_equality_is_one_request_also_where_it_finds_booleans(typed):
+def test_equality_filters_need_one_request(typed):
     for filters in (on_v("==", 1), on_v("!=", 0), on_v("in", [0, 1]), on_v("nin", [0.5])):
         assert typed.search_payload(question(filters=filters)) is not None
 
@@ -283,7 +283,7 @@ _FILTERS = st.builds(
 
 
 @needs_current_llama_index
-def test_random_filters_find_what_they_find_in_the_simple_store(engines):
+def test_random_filters_find_the_nodes_of_the_simple_store(engines):
     names = (f"random {n}" for n in itertools.count())
 
     @settings(max_examples=100, deadline=None)
@@ -310,14 +310,14 @@ def test_random_filters_find_what_they_find_in_the_simple_store(engines):
     check()
 
 
-def test_documents_and_nodes_by_id(filled):
+def test_queries_filter_by_document_and_node_ids(filled):
     assert set(filled.query(question(doc_ids=["doc1"])).ids) == {"n1", "n4", "n7"}
     assert set(filled.query(question(doc_ids=["doc1", "doc2"])).ids) == {f"n{i}" for i in (1, 4, 7, 2, 5, 8)}
     assert set(filled.query(question(node_ids=["n1", "n2", "n9"])).ids) == {"n1", "n2", "n9"}
     assert len(filled.query(question(2, node_ids=["n1", "n2", "n9"])).ids) == 2
 
 
-def test_what_a_search_asks_the_engine_for(filled):
+def test_search_payload_has_vector_k_and_equality_filters(filled):
     asked = question(3, filters=FILTERS["equal to two"])
     vector = tuple(asked.query_embedding)
     wanted = SearchVector(filled.collection, vector, 3, (("i", 4), ("word", "sun")))
@@ -327,7 +327,7 @@ def test_what_a_search_asks_the_engine_for(filled):
         assert filled.search_payload(question(3, **sifted)) is None
 
 
-def test_what_is_not_supported_says_so(filled):
+def test_unsupported_queries_and_nodes_without_embedding_raise(filled):
     with pytest.raises(RegistrationError, match="mode 'mmr'"):
         filled.query(question(mode="mmr"))
     with pytest.raises(RegistrationError, match="without an embedding"):
@@ -339,7 +339,7 @@ def test_what_is_not_supported_says_so(filled):
         filled.add([node(1)])
 
 
-def test_deleting(filled):
+def test_delete_removes_nodes_by_document_id_or_filter(filled):
     filled.delete("doc1")
     assert set(filled.query(question()).ids) == {f"n{i}" for i in (0, 2, 3, 5, 6, 8, 9)}
     asyncio.run(filled.adelete("doc2"))
@@ -357,7 +357,7 @@ def test_deleting(filled):
     assert filled.get_nodes(["n1"]) == [] == filled.get_nodes(filters=FILTERS["none"])
 
 
-def test_adding_again_replaces(filled):
+def test_adding_a_node_again_replaces_it(filled):
     changed = with_vector(node(1)).model_copy(update={"metadata": {"new": True}})
     assert asyncio.run(filled.async_add([changed, with_vector(node(2))])) == ["n1", "n2"]
     assert filled.count() == 10
@@ -368,7 +368,7 @@ def test_adding_again_replaces(filled):
     assert filled.add([]) == []
 
 
-def test_an_index_on_it(engines, store):
+def test_index_on_the_store_finds_inserted_and_deleted_nodes(engines, store):
     model = TeolaEmbedding(pool=engines)
     index = VectorStoreIndex(
         [node(i) for i in range(10)],
@@ -386,7 +386,7 @@ def test_an_index_on_it(engines, store):
     assert again.as_retriever(similarity_top_k=3).retrieve("the tea number") == found
 
 
-def test_an_index_of_nodes_that_point_elsewhere(engines, store):
+def test_index_with_index_nodes_finds_all_nodes(engines, store):
     """LlamaIndex keeps those in its own store too, and hands their ids to every search."""
     pointers = [IndexNode(id_=f"p{i}", text=f"the {WORDS[i]} pointer", index_id=f"n{i}") for i in range(3)]
     index = VectorStoreIndex(
@@ -398,14 +398,14 @@ def test_an_index_of_nodes_that_point_elsewhere(engines, store):
     assert {one.node_id for one in found} == {*(f"n{i}" for i in range(5)), "p0", "p1", "p2"}
 
 
-def test_a_collection_that_langchain_filled(engines, collection):
+def test_store_reads_a_collection_filled_by_langchain(engines, collection):
     theirs = LangChainStore(pool=engines, embedding=TeolaEmbeddings(pool=engines), collection=collection)
     theirs.add_texts(["the cat sleeps"], [{"kind": "animal"}], ids=["a"])
     found = TeolaVectorStore(pool=engines, collection=collection).query(question())
     assert found.nodes == [TextNode(id_="a", text="the cat sleeps", metadata={"kind": "animal"})]
 
 
-def test_collections_and_copies(engines, filled, collection):
+def test_collections_are_separate_and_copies_share_data(engines, filled, collection):
     other = TeolaVectorStore(pool=engines, collection=f"{collection}-other")
     assert other.query(question()).ids == []
     assert copy.deepcopy(filled).query(question()) == filled.query(question())
@@ -416,6 +416,6 @@ def test_collections_and_copies(engines, filled, collection):
         TeolaVectorStore(pool=engines, engine="sore")
 
 
-async def test_inside_a_running_loop(filled):
+async def test_sync_store_calls_work_inside_a_running_loop(filled):
     assert filled.query(question()) == await filled.aquery(question())
     assert await filled.aget_nodes(["n1"]) == filled.get_nodes(["n1"])

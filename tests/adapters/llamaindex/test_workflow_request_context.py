@@ -63,7 +63,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_terms_reach_the_engines(here: Stage, seen: list[Arrival], name: str) -> None:
+def test_request_context_of_a_workflow_reaches_the_engines(here: Stage, seen: list[Arrival], name: str) -> None:
     make, given = RUNS[name]
     fast = accelerate(make(here), pool=here.pool, app="mine")
     run(fast.with_terms(tenant="acme", weight=2.5), **given)
@@ -74,7 +74,7 @@ def test_terms_reach_the_engines(here: Stage, seen: list[Arrival], name: str) ->
 
 
 @pytest.mark.parametrize("name", ["rag", "an agent"])
-def test_terms_reach_the_engines_where_no_query_can_begin(
+def test_request_context_reaches_engines_if_no_query_can_start(
     here: Stage, seen: list[Arrival], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -87,13 +87,13 @@ def test_terms_reach_the_engines_where_no_query_can_begin(
     assert {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "mine", 2.5)}
 
 
-def test_a_workflow_inside_has_the_terms_around_it(here: Stage, seen: list[Arrival]) -> None:
+def test_nested_workflow_inherits_the_request_context(here: Stage, seen: list[Arrival]) -> None:
     outer = accelerate(flows.Outer(here, accelerate(flows.Rag(here), pool=here.pool)), pool=here.pool, app="outer")
     run(outer.with_terms(tenant="acme"))
     assert {(one.tenant, one.app) for one in seen} == {("acme", "outer")}
 
 
-def test_a_workflow_inside_with_terms_of_its_own_is_a_query_of_its_own(here: Stage, seen: list[Arrival]) -> None:
+def test_nested_workflow_with_own_tenant_is_a_separate_query(here: Stage, seen: list[Arrival]) -> None:
     inner = accelerate(flows.Rag(here), pool=here.pool, app="inner").with_terms(tenant="zoo")
     outer = accelerate(flows.Outer(here, inner), pool=here.pool, app="outer").with_terms(tenant="acme")
     run(outer)
@@ -133,7 +133,7 @@ async def timed(fast: Any, **given: Any) -> tuple[float, list[str]]:
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_a_deadline_interrupts_the_users_own_code(here: Stage, pooled: bool) -> None:
+def test_deadline_interrupts_steps_of_user_code(here: Stage, pooled: bool) -> None:
     own = Own([])
     fast = accelerate(own, pool=here.pool if pooled else None).with_terms(deadline_s=0.1)
     seconds, heard = asyncio.run(timed(fast))
@@ -142,14 +142,14 @@ def test_a_deadline_interrupts_the_users_own_code(here: Stage, pooled: bool) -> 
         assert fast.last_trace().outcome == "timeout"
 
 
-def test_a_deadline_reaches_steps_that_wait_for_engines(here: Stage) -> None:
+def test_deadline_interrupts_an_agent_that_waits_for_a_tool(here: Stage) -> None:
     """An agent makes an answer of what its tools raise: it gets none, all the same."""
     fast = accelerate(agents.function(here), pool=here.pool).with_terms(deadline_s=0.15)
     seconds, heard = asyncio.run(timed(fast, **talk([call("stare", at="it")])))
     assert seconds < 25 and heard[-1] == "WorkflowCancelledEvent"
 
 
-def test_a_run_in_time_is_as_always(here: Stage) -> None:
+def test_run_within_its_deadline_ends_as_the_original(here: Stage) -> None:
     fast = accelerate(Own([]), pool=here.pool).with_terms(deadline_s=20)
     assert run(fast, takes=0.01) == "done"
     retrying = accelerate(flows.Retrying(here, 9), pool=here.pool).with_terms(deadline_s=20)
@@ -157,7 +157,7 @@ def test_a_run_in_time_is_as_always(here: Stage) -> None:
         run(retrying)
 
 
-def test_a_run_in_time_can_be_cancelled(here: Stage) -> None:
+def test_run_with_a_deadline_can_be_cancelled(here: Stage) -> None:
     own = Own([])
     fast = accelerate(own, pool=here.pool).with_terms(deadline_s=20)
 
@@ -181,7 +181,7 @@ def test_a_run_in_time_can_be_cancelled(here: Stage) -> None:
     assert own.cancelled == own.begun == ["step"] * 3
 
 
-def test_a_run_of_the_users_own_is_interrupted(here: Stage) -> None:
+def test_deadline_interrupts_an_overridden_run_method(here: Stage) -> None:
     class Waits(Own):
         async def run(self, **given: Any) -> Any:  # type: ignore[override]
             return await super().run(**given)
@@ -191,13 +191,13 @@ def test_a_run_of_the_users_own_is_interrupted(here: Stage) -> None:
         run(fast)
 
 
-def test_a_deadline_of_the_query_around(here: Stage) -> None:
+def test_deadline_of_the_outer_query_interrupts_a_nested_workflow(here: Stage) -> None:
     outer = accelerate(flows.Outer(here, accelerate(Own([]), pool=here.pool)), pool=here.pool)
     seconds, _ = asyncio.run(timed(outer.with_terms(deadline_s=0.1), **ASKED))
     assert seconds < 25
 
 
-def test_what_is_no_number_is_refused(here: Stage) -> None:
+def test_deadline_that_is_no_number_raises(here: Stage) -> None:
     fast = accelerate(flows.Rag(here), pool=here.pool)
     with pytest.raises(RegistrationError, match="deadline_s"):
         fast.with_terms(deadline_s="soon")  # type: ignore[arg-type]
