@@ -54,7 +54,7 @@ CHAINS: dict[str, tuple[Callable[[Any], Runnable[Any, Any]], int]] = {
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_call_is_planned(name: str, way: str, pool: EnginePool, stub: Stub) -> None:
+def test_every_call_of_a_bound_chat_model_is_planned(name: str, way: str, pool: EnginePool, stub: Stub) -> None:
     make, calls = CHAINS[name]
     model = ChatOpenAI(model=MODEL, base_url=stub.base_url, api_key="none", temperature=0.0, max_retries=0)  # type: ignore[arg-type]
     chain = make(model)

@@ -83,7 +83,7 @@ def mapped(pool: EnginePool, shape: Callable[[Any], Any] | None = None, n: int =
 
 
 @pytest.mark.parametrize("engine", ["llm", "embedder", "store"])
-def test_an_engine_that_raises(engine: str) -> None:
+def test_failing_engine_raises_engine_error_with_context(engine: str) -> None:
     def struck(request: Request) -> bool:
         return request.kind in (K.PREFILLING, K.SEARCHING) or getattr(request.payload, "role", "") == "query"
 
@@ -96,14 +96,14 @@ def test_an_engine_that_raises(engine: str) -> None:
             assert named in accelerated.result
 
 
-def test_an_engine_that_dies_mid_batch_answers_after_its_restart() -> None:
+def test_engine_that_dies_mid_batch_answers_after_restart() -> None:
     with pool_of() as pool:
         expected = observe(mapped(pool), "ainvoke", QUESTION).result
     with pool_of(embedder=Faults(die_after=2)) as pool:
         assert observe(accelerate(mapped(pool)), "ainvoke", QUESTION).result == expected
 
 
-def test_a_request_beyond_the_engines_limit_fails_at_once() -> None:
+def test_request_beyond_the_engine_limit_fails_immediately() -> None:
     with pool_of(llm=EngineProfile(max_request_size=64, prefix_caching=True)) as pool:
         fast = accelerate(independent_assigns(parts(pool)))
         with pytest.raises(RequestTooLarge, match="64"):
@@ -136,7 +136,7 @@ async def test_cancellation_reaches_the_engines(entry: str, after: float) -> Non
 @pytest.mark.filterwarnings(  # the original, too: LangChain closes a stream that one of its threads still reads
     "ignore:Exception ignored in. <generator object RunnableSequence._transform:pytest.PytestUnraisableExceptionWarning"
 )
-def test_a_reader_that_leaves_a_stream_early() -> None:
+def test_closing_a_stream_early_does_not_raise() -> None:
     some = replace(SLOW, curves={**SLOW.curves, K.DECODING: Curve.linear(0.0, 0.02)})  # what is left is waited for
     with pool_of(llm=some) as pool:
         stream = accelerate(independent_assigns(parts(pool))).stream(QUESTION)
@@ -144,14 +144,14 @@ def test_a_reader_that_leaves_a_stream_early() -> None:
         stream.close()
 
 
-def test_a_deadline_that_passes() -> None:
+def test_query_past_its_deadline_raises_query_timeout() -> None:
     with pool_of(llm=SLOW) as pool:
         fast = accelerate(independent_assigns(parts(pool)))
         with pytest.raises(QueryTimeout, match="deadline"):
             fast.invoke(QUESTION, {"configurable": {"teola_deadline_s": 0.1}})
 
 
-def test_a_hanging_engine_and_a_deadline() -> None:
+def test_hanging_engine_ends_at_the_deadline() -> None:
     with pool_of(embedder=Faults(hang_on=lambda r: r.payload.role == "query")) as pool:
         with pytest.raises(QueryTimeout):
             accelerate(mapped(pool)).invoke(QUESTION, {"configurable": {"teola_deadline_s": 0.2}})
@@ -174,7 +174,7 @@ def test_a_hanging_engine_and_a_deadline() -> None:
     ids=["empty", "fewer", "more", "no JSON", "cut off", "Unicode", "long", "an object", "no strings"],
 )
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-def test_what_an_expansion_may_say(text: str, way: str) -> None:
+def test_any_expansion_text_gives_the_originals_result(text: str, way: str) -> None:
     with pool_of(scripted(text)) as pool:
         chain = mapped(pool)
         plain, accelerated = observe(chain, way, QUESTION), observe(accelerate(chain), way, QUESTION)
@@ -189,7 +189,7 @@ def without_ids(result: str) -> str:
     return re.sub(r"(call|q)\d+(-\d+)?|#\d+", "", result)
 
 
-def test_a_wrong_prediction_leaves_no_trace_but_is_counted() -> None:
+def test_wrong_prediction_is_counted_and_changes_no_result() -> None:
     with pool_of(scripted(json.dumps(["lambda", "class"]))) as pool:
         chain = mapped(pool, shape=lambda items: [item.upper() + "!" for item in items])
         plain, fast = observe(chain, "ainvoke", QUESTION), accelerate(chain)
@@ -200,14 +200,14 @@ def test_a_wrong_prediction_leaves_no_trace_but_is_counted() -> None:
         assert trace.wasted()[0] >= 2, "two guesses were embedded for nothing"
 
 
-def test_a_wrong_prediction_that_fails_does_not_surface() -> None:
+def test_failing_speculative_call_does_not_surface() -> None:
     faults = Faults(fail_on=lambda r: getattr(r.payload, "text", "") == "lambda")
     with pool_of(scripted(json.dumps(["lambda", "class"])), embedder=faults) as pool:
         chain = mapped(pool, shape=lambda items: [item + " function" for item in items])
         assert observe(accelerate(chain), "ainvoke", QUESTION).result == observe(chain, "ainvoke", QUESTION).result
 
 
-def test_one_of_many_queries_fails_alone() -> None:
+def test_failing_query_does_not_fail_others() -> None:
     with pool_of(faulty=Faults(fail_on=lambda r: "seven" in str(r.payload))) as pool:
         chain = independent_assigns(parts(pool))
         fast = accelerate(chain)
@@ -243,7 +243,7 @@ class Shout:
         return edit.freeze()
 
 
-def test_a_broken_pass_is_logged_and_the_original_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_pass_is_logged_and_the_original_runs(caplog: pytest.LogCaptureFixture) -> None:
     with pool_of() as pool:
         chain = independent_assigns(parts(pool))
         with caplog.at_level(logging.WARNING, "teola_plugin"):
@@ -251,7 +251,7 @@ def test_a_broken_pass_is_logged_and_the_original_runs(caplog: pytest.LogCapture
         assert "planning failed" in caplog.text and "broken" in caplog.text
 
 
-def test_a_custom_pass() -> None:
+def test_custom_pass_changes_the_plan() -> None:
     with pool_of() as pool:
         chain = independent_assigns(parts(pool))
         fast = accelerate(chain, passes=[*DEFAULT_PASSES, Shout()])

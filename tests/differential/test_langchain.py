@@ -40,7 +40,7 @@ def books(pool: EnginePool, p: Parts) -> Books:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_same(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> None:
+def test_chain_behaves_as_the_original(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> None:
     make, given = CHAINS[name]
     plain_chain = make(p)
     fast = accelerate(plain_chain, pool=pool)
@@ -68,7 +68,7 @@ def test_same(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> 
     "options", [{"passes": ()}, {"speculate": "off"}, {"speculate": "all"}, {"passes": ("prune-dependencies",)}]
 )
 @pytest.mark.parametrize("name", ["mapped_retrieval", "independent_assigns", "lines_in_a_lambda"])
-def test_same_with_other_options(name: str, options: dict[str, Any], p: Parts) -> None:
+def test_chain_with_other_options_behaves_as_the_original(name: str, options: dict[str, Any], p: Parts) -> None:
     make, given = CHAINS[name]
     plain = observe(make(p), "ainvoke", given)
     accelerated = observe(accelerate(make(p), **options), "ainvoke", given)
@@ -83,7 +83,7 @@ def test_streamed_chunks_add_up_to_the_invoked_value(p: Parts) -> None:
     assert "".join(chunks) == fast.invoke(QUESTION)
 
 
-async def test_events_v2_are_the_same_as_a_multiset(p: Parts) -> None:
+async def test_astream_events_v2_gives_the_originals_events(p: Parts) -> None:
     async def events(chain: Any) -> list[str]:
         seen = [e async for e in chain.astream_events(QUESTION, version="v2")]
         return sorted(f"{e['event']} {e['name']} {e['tags']} {len(e['parent_ids'])}" for e in seen)
@@ -92,7 +92,7 @@ async def test_events_v2_are_the_same_as_a_multiset(p: Parts) -> None:
     assert await events(accelerate(chain)) == await events(chain)
 
 
-def test_many_threads_and_loops_share_one_object(p: Parts) -> None:
+def test_chain_called_from_many_threads_and_loops_gives_same_results(p: Parts) -> None:
     chain = independent_assigns(p)
     fast = accelerate(chain)
     given = [{"question": f"question {i}"} for i in range(12)]
@@ -102,7 +102,7 @@ def test_many_threads_and_loops_share_one_object(p: Parts) -> None:
         assert list(threads.map(lambda x: asyncio.run(fast.ainvoke(x)), given)) == expected
 
 
-def test_sync_invoke_inside_a_running_loop(p: Parts) -> None:
+def test_sync_invoke_works_inside_a_running_loop(p: Parts) -> None:
     """A notebook cell: a loop runs in this thread, and the user calls the sync entry."""
     fast = accelerate(independent_assigns(p))
 
@@ -112,7 +112,7 @@ def test_sync_invoke_inside_a_running_loop(p: Parts) -> None:
     assert asyncio.run(cell()) == fast.invoke(QUESTION)
 
 
-def test_composition_schemas_and_names(p: Parts) -> None:
+def test_accelerated_chain_keeps_schemas_name_and_composition(p: Parts) -> None:
     chain = independent_assigns(p)
     fast = accelerate(chain)
     assert fast.get_input_jsonschema() == chain.get_input_jsonschema()
@@ -123,7 +123,7 @@ def test_composition_schemas_and_names(p: Parts) -> None:
     assert fast.with_retry().invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_disable_and_wrong_objects(p: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_accelerate_returns_original_and_wrong_input_raises(p: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = independent_assigns(p)
     monkeypatch.setenv("TEOLA_DISABLE", "1")
     assert accelerate(chain) is chain
@@ -136,7 +136,7 @@ def test_disable_and_wrong_objects(p: Parts, monkeypatch: pytest.MonkeyPatch) ->
         accelerate(chain, passes=["prune-dependency"])
 
 
-def test_a_closed_pool_is_the_plain_objects_own_error() -> None:
+def test_closed_pool_raises_the_originals_error() -> None:
     with EnginePool.local(fake_engines()) as pool:
         chain = independent_assigns(parts(pool))
         fast = accelerate(chain)
@@ -145,7 +145,7 @@ def test_a_closed_pool_is_the_plain_objects_own_error() -> None:
     assert accelerated.result == plain.result
 
 
-def test_explain_says_what_is_what(p: Parts) -> None:
+def test_explain_lists_parts_graphs_and_passes(p: Parts) -> None:
     text = accelerate(CHAINS["mapped_retrieval"][0](p)).explain(QUESTION, details=True)
     for expected in ("What was understood", "p-graph", "e-graph", "PARTIAL_DECODING", "decoding-pipelining", "fired"):
         assert expected in text

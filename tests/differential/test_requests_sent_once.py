@@ -482,7 +482,9 @@ FEW = ("invoke", "ainvoke", "batch", "stream", "astream_events v2", "invoke hear
 @pytest.mark.parametrize("side", ["bare", pytest.param("joining", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", [*FEW, "stream messages", "stream all subgraphs"])
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name != "grading loop"])
-def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+def test_graph_on_other_servers_sends_the_originals_requests(
+    name: str, way: str, side: str, servers: dict[str, Server]
+) -> None:
     if not is_called_so(name, way):
         pytest.skip("a graph of coroutines has no sync ways")
     assert_same_requests(servers[side], GRAPHS[name], GRAPH_WAYS[way], given_to(name))
@@ -491,12 +493,14 @@ def test_a_graph_on_other_servers(name: str, way: str, side: str, servers: dict[
 @pytest.mark.parametrize("side", ["bare", pytest.param("joining", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", [*FEW, "astream", "astream_log", "batch_as_completed", "abatch", "transform"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_on_other_servers(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+def test_chain_on_other_servers_sends_the_originals_requests(
+    name: str, way: str, side: str, servers: dict[str, Server]
+) -> None:
     assert_same_requests(servers[side], CHAINS[name], CHAIN_WAYS[way], given_to(name))
 
 
 @pytest.mark.parametrize("way", [*FEW, "stream messages"])
-def test_a_loop_over_documents_on_a_server_that_is_not_bound(way: str, servers: dict[str, Server]) -> None:
+def test_document_loop_on_unbound_server_sends_the_originals_requests(way: str, servers: dict[str, Server]) -> None:
     """A server whose streams add up may be asked for the answer of one arm before it is chosen; see docs/graphs.md."""
     assert_same_requests(servers["bare"], grading_loop, GRAPH_WAYS[way], given_to("grading loop"))
 
@@ -516,7 +520,9 @@ MODELS: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("way", [*FEW, "stream messages", "astream_events v1"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_one_form_in_a_graph(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+def test_model_of_one_form_in_graph_sends_the_originals_requests(
+    name: str, way: str, side: str, servers: dict[str, Server]
+) -> None:
     assert_same_requests(servers[side], three_nodes, GRAPH_WAYS[way], given_to(""), **MODELS[name])
 
 
@@ -525,12 +531,14 @@ def test_a_model_of_one_form_in_a_graph(name: str, way: str, side: str, servers:
 )
 @pytest.mark.parametrize("way", [*FEW, "astream", "astream_log"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_one_form_in_a_chain(name: str, way: str, side: str, servers: dict[str, Server]) -> None:
+def test_model_of_one_form_in_chain_sends_the_originals_requests(
+    name: str, way: str, side: str, servers: dict[str, Server]
+) -> None:
     assert_same_requests(servers[side], three_prompts, CHAIN_WAYS[way], given_to(""), **MODELS[name])
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream messages"])
-def test_arguments_of_a_call_that_make_it_stream(way: str, servers: dict[str, Server]) -> None:
+def test_stream_argument_in_a_graph_sends_the_originals_requests(way: str, servers: dict[str, Server]) -> None:
     assert_same_requests(
         servers["exact"], lambda llm: three_nodes(llm.bind(stream=True)), GRAPH_WAYS[way], given_to("")
     )
@@ -553,20 +561,20 @@ def called(server: Server, make: Callable[[Any], Any], way: Way, **options: Any)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream values", "astream updates", "stream debug"])
-def test_whole_answers_of_a_graph_begin_early(way: str, servers: dict[str, Server]) -> None:
+def test_whole_answers_of_a_graph_are_prefetched(way: str, servers: dict[str, Server]) -> None:
     fast = called(servers["exact"], three_nodes, GRAPH_WAYS[way])
     assert begun_early(fast) >= 2
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-def test_whole_answers_of_a_chain_begin_early(way: str, servers: dict[str, Server]) -> None:
+def test_whole_answers_of_a_chain_are_prefetched(way: str, servers: dict[str, Server]) -> None:
     fast = called(servers["exact"], three_prompts, CHAIN_WAYS[way])
     assert begun_early(fast) >= 2
 
 
 @pytest.mark.parametrize("name", ["not streaming", "streaming disabled"])
 @pytest.mark.parametrize("way", ["stream messages", "astream_events v2", "invoke heard"])
-def test_a_model_that_never_streams_begins_early_whoever_listens(
+def test_model_that_never_streams_is_prefetched_while_streaming(
     way: str, name: str, servers: dict[str, Server]
 ) -> None:
     fast = called(servers["exact"], three_nodes, GRAPH_WAYS[way], **MODELS[name])
@@ -574,7 +582,7 @@ def test_a_model_that_never_streams_begins_early_whoever_listens(
 
 
 @pytest.mark.parametrize("way", ["stream messages", "astream_events v2", "invoke heard"])
-def test_answers_begin_early_in_any_form_where_streams_add_up(way: str, servers: dict[str, Server]) -> None:
+def test_answers_in_any_form_are_prefetched_if_streams_add_up(way: str, servers: dict[str, Server]) -> None:
     fast = called(servers["joining"], three_nodes, GRAPH_WAYS[way])
     assert begun_early(fast) >= 2
 
@@ -582,7 +590,7 @@ def test_answers_begin_early_in_any_form_where_streams_add_up(way: str, servers:
 # ------------------------------------------------------------ what explain() says
 
 
-def test_explain_says_where_answers_must_come_whole(servers: dict[str, Server]) -> None:
+def test_explain_names_calls_whose_answers_must_be_whole(servers: dict[str, Server]) -> None:
     server = servers["exact"]
     graph, chain = (accelerate(make(server.bound(model(server)))) for make in (three_nodes, three_prompts))
     for said in (graph.explain(), chain.explain()):
@@ -590,7 +598,7 @@ def test_explain_says_where_answers_must_come_whole(servers: dict[str, Server]) 
         assert "start in their place where answers are streamed" in said
 
 
-def test_explain_promises_nothing_after_a_call_that_was_streamed(servers: dict[str, Server]) -> None:
+def test_explain_claims_no_speed_up_after_a_streamed_call(servers: dict[str, Server]) -> None:
     graph = called(servers["exact"], three_nodes, GRAPH_WAYS["stream messages"])
     chain = called(servers["exact"], three_prompts, CHAIN_WAYS["astream_events v2"])
     for said in (graph.explain(), chain.explain()):
@@ -598,7 +606,7 @@ def test_explain_promises_nothing_after_a_call_that_was_streamed(servers: dict[s
         assert "the last call took" in said
 
 
-def test_explain_says_that_a_model_that_streams_gains_nothing(servers: dict[str, Server]) -> None:
+def test_explain_expects_no_gain_for_a_streaming_model(servers: dict[str, Server]) -> None:
     server = servers["exact"]
     for make in (three_nodes, three_prompts):
         said = accelerate(make(server.bound(model(server, streaming=True)))).explain()
@@ -606,7 +614,7 @@ def test_explain_says_that_a_model_that_streams_gains_nothing(servers: dict[str,
         assert "Starts early:  nothing" in said
 
 
-def test_explain_says_nothing_of_forms_where_streams_add_up(servers: dict[str, Server]) -> None:
+def test_explain_omits_answer_forms_if_streams_add_up(servers: dict[str, Server]) -> None:
     server = servers["joining"]
     for make in (three_nodes, three_prompts):
         said = accelerate(make(server.bound(model(server)))).explain()
@@ -624,7 +632,7 @@ def refused_chain(llm: Any) -> Any:
 
 @pytest.mark.parametrize("side", ["exact", "joining"])
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "batch", "astream_events v2", "invoke heard"])
-def test_a_request_that_was_refused_is_not_sent_again(way: str, side: str, servers: dict[str, Server]) -> None:
+def test_refused_request_is_sent_as_often_as_originally(way: str, side: str, servers: dict[str, Server]) -> None:
     server = servers[side]
     found = []
     for app in (refused_chain(model(server)), accelerate(refused_chain(server.bound(model(server))))):

@@ -90,13 +90,13 @@ def same(before: Seen, after: Seen, way: str, *, merged: bool) -> None:
 
 
 @over("invoke ainvoke", "batch abatch", "stream astream", "astream_events", all_of_first=True)
-def test_same(bench: Bench, name: str, way: str) -> None:
+def test_cookbook_chain_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way)
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
 @over("invoke ainvoke", kits=tuple(KITS))
-def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+def test_cookbook_chain_with_speculate_all_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, way, merged=True)
 
@@ -106,19 +106,19 @@ CONCURRENT = (OwnChat, OwnEmbeddings, cookbook_kits.Keywords)
 
 
 @over("invoke", "batch ainvoke", "stream astream", "astream_events", all_of_first=True, kits=("own", "mixed"))
-def test_same_with_calls_side_by_side(bench: Bench, name: str, way: str) -> None:
+def test_cookbook_chain_with_concurrent_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, concurrent=CONCURRENT)
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
 @over("invoke", kits=("own", "mixed"))
-def test_same_side_by_side_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+def test_cookbook_chain_with_concurrent_and_speculate_all_is_the_same(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all", concurrent=CONCURRENT)
     same(before, after, way, merged=True)
 
 
 @over("invoke", kits=("own",), all_of_first=True)
-def test_a_model_that_raises_beside_others(bench: Bench, name: str, way: str) -> None:
+def test_failing_concurrent_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     """Each of its calls: the same exception, and in every run no more calls than the whole chain makes."""
     make, given = CHAINS[name]
     bench.kit.fresh()
@@ -136,7 +136,7 @@ def test_a_model_that_raises_beside_others(bench: Bench, name: str, way: str) ->
 
 
 @over("invoke ainvoke")
-def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
+def test_failing_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     """At the first and the last of its calls (all of them in the long version): the same exception, or the same end."""
     make, given = CHAINS[name]
     bench.kit.fresh()
@@ -152,7 +152,7 @@ def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
         bench.ledger.broken = None
 
 
-def test_eight_at_a_time(bench: Bench) -> None:
+def test_eight_concurrent_queries_give_the_originals_results(bench: Bench) -> None:
     """Queries over all chains, from eight threads, half of them by the async way."""
     made = {name: (make(bench), given) for name, (make, given) in CHAINS.items() if name not in _KEEPS}
     bench.kit.fresh()
@@ -222,13 +222,13 @@ class Swallows(Wrong):
     ("wrong", "what"),
     [(OtherAnswer, "result"), (OtherType, "result"), (NoEvents, "events"), (AsksTwice, "prompts")],
 )
-def test_a_wrong_object_is_caught(bench: Bench, wrong: type[Wrong], what: str) -> None:
+def test_comparison_detects_an_unfaithful_object(bench: Bench, wrong: type[Wrong], what: str) -> None:
     make, given = CHAINS["rag"]
     before, after = see(bench, make(bench), "invoke", given), see(bench, wrong(bound=make(bench)), "invoke", given)
     assert any(found.startswith(what) for found in differences(before, after, merged=bench.kit.pool is not None))
 
 
-def test_a_wrong_error_is_caught(bench: Bench) -> None:
+def test_comparison_detects_a_swallowed_error(bench: Bench) -> None:
     make, given = CHAINS["rag"]
     make(bench).invoke(given)
     bench.ledger.broken = bench.ledger.prompts[-1]
@@ -242,7 +242,7 @@ def test_a_wrong_error_is_caught(bench: Bench) -> None:
     assert before.outcome.failed and differences(before, after)
 
 
-def test_tools_in_another_order_are_caught(bench: Bench) -> None:
+def test_comparison_detects_tools_in_another_order(bench: Bench) -> None:
     def using(*names: str) -> Chain:
         return RunnableLambda(lambda _: [bench.ledger.used(name) for name in names])
 
@@ -250,7 +250,7 @@ def test_tools_in_another_order_are_caught(bench: Bench) -> None:
     assert any(found.startswith("tools") for found in differences(before, after))
 
 
-def test_what_is_merged_must_be_counted(bench: Bench) -> None:
+def test_comparison_requires_extra_requests_to_be_counted_as_wasted(bench: Bench) -> None:
     """Early work beyond what the trace admits is caught, and a text never embedded; once instead of twice is fine."""
     base = see(bench, RunnableLambda(lambda x: x), "invoke", 0)
 
@@ -264,7 +264,7 @@ def test_what_is_merged_must_be_counted(bench: Bench) -> None:
     assert differences(plain_, with_(["p"], ["t", "u"]))
 
 
-def test_there_are_enough(bench: Bench) -> None:
+def test_cookbook_has_forty_chains_that_all_call_a_model(bench: Bench) -> None:
     """At least 40, and each asks a model or an embedder something: none is compared with nothing."""
     assert len(CHAINS) >= 40
     silent = []

@@ -29,7 +29,7 @@ def _keys(kit: Kit) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
-def test_plain_and_accelerated_answer_each_other(first: str, way: str, sooner: Side) -> None:
+def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str, sooner: Side) -> None:
     """They are one graph: the second does not run the node again."""
     kit = sooner.kit()
     made = cached_answer(kit)
@@ -55,7 +55,7 @@ def _other(kit: Kit) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nodes_of_one_name_do_not_answer_each_other(way: str, plainly: Side, sooner: Side) -> None:
+def test_nodes_with_equal_names_do_not_share_cache_entries(way: str, plainly: Side, sooner: Side) -> None:
     """The trap: what stands before a node must not be what the cache knows it by."""
     found = []
     for side in (plainly, sooner):
@@ -66,7 +66,7 @@ def test_nodes_of_one_name_do_not_answer_each_other(way: str, plainly: Side, soo
     assert found[0] == found[1]
 
 
-def test_chains_that_are_nodes_are_known_alike(plainly: Side, sooner: Side) -> None:
+def test_cache_keys_of_chain_nodes_equal_the_originals(plainly: Side, sooner: Side) -> None:
     """Of a chain the cache knows less than of a function: the same less."""
 
     def made(kit: Kit) -> Any:
@@ -82,7 +82,7 @@ def test_chains_that_are_nodes_are_known_alike(plainly: Side, sooner: Side) -> N
     assert _keys(kits[0]) == _keys(kits[1])
 
 
-def test_clearing_a_cache(plainly: Side, sooner: Side) -> None:
+def test_cleared_cache_runs_the_node_again(plainly: Side, sooner: Side) -> None:
     for side in (plainly, sooner):
         kit = side.kit()
         graph = side.fast(cached_answer(kit))
@@ -94,7 +94,7 @@ def test_clearing_a_cache(plainly: Side, sooner: Side) -> None:
 
 
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
-def test_tasks_share_a_cache(first: str, sooner: Side) -> None:
+def test_original_and_accelerated_entrypoint_share_cached_tasks(first: str, sooner: Side) -> None:
     kit = sooner.kit()
     llm = kit.llm
 

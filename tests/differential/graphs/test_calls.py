@@ -32,7 +32,7 @@ def _config(i: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["reducers", "waiting_edge", "independent_steps"])
-def test_many_threads_share_one_graph(name: str, plainly: Side, sooner: Side) -> None:
+def test_graph_called_from_many_threads_gives_the_originals_results(name: str, plainly: Side, sooner: Side) -> None:
     found = []
     for side in (plainly, sooner):
         kit, given = _numbered(side)
@@ -45,7 +45,7 @@ def test_many_threads_share_one_graph(name: str, plainly: Side, sooner: Side) ->
 
 
 @pytest.mark.parametrize("name", ["reducers", "waiting_edge", "independent_steps"])
-async def test_many_tasks_share_one_graph(name: str, plainly: Side, sooner: Side) -> None:
+async def test_graph_called_from_many_tasks_gives_the_originals_results(name: str, plainly: Side, sooner: Side) -> None:
     found = []
     for side in (plainly, sooner):
         kit, given = _numbered(side)
@@ -58,7 +58,7 @@ async def test_many_tasks_share_one_graph(name: str, plainly: Side, sooner: Side
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "debug"])
 @pytest.mark.parametrize("name", ["independent_steps", "subgraph_as_node", "agent"])
-def test_a_stream_that_is_left(name: str, mode: str, plainly: Side, sooner: Side) -> None:
+def test_closed_graph_stream_saves_the_originals_state(name: str, mode: str, plainly: Side, sooner: Side) -> None:
     """After its first chunk; the next call goes on from what was saved."""
     found = []
     for side in (plainly, sooner):
@@ -76,7 +76,7 @@ def test_a_stream_that_is_left(name: str, mode: str, plainly: Side, sooner: Side
 
 
 @pytest.mark.parametrize("name", ["independent_steps", "independent_async_steps", "subgraph_as_node", "agent"])
-async def test_an_async_stream_that_is_left(name: str, plainly: Side, sooner: Side) -> None:
+async def test_closed_async_graph_stream_saves_the_originals_state(name: str, plainly: Side, sooner: Side) -> None:
     found = []
     for side in (plainly, sooner):
         graph, recorder = side.fast(GRAPHS[name].build(side.kit())), Recorder()
@@ -89,7 +89,7 @@ async def test_an_async_stream_that_is_left(name: str, plainly: Side, sooner: Si
     assert found[0] == found[1]
 
 
-def test_a_stream_that_is_read_by_several_threads(plainly: Side, sooner: Side) -> None:
+def test_stream_read_by_several_threads_has_the_originals_chunks(plainly: Side, sooner: Side) -> None:
     """Every chunk in a context of its own."""
     found = []
     for side in (plainly, sooner):
@@ -104,7 +104,9 @@ def test_a_stream_that_is_read_by_several_threads(plainly: Side, sooner: Side) -
 
 
 @pytest.mark.parametrize("left_after", [0, 3, 99])
-async def test_an_async_stream_that_is_read_by_several_tasks(left_after: int, plainly: Side, sooner: Side) -> None:
+async def test_async_stream_read_by_several_tasks_has_the_originals_chunks(
+    left_after: int, plainly: Side, sooner: Side
+) -> None:
     """And closed by yet another one."""
     found = []
     for side in (plainly, sooner):
@@ -122,7 +124,7 @@ async def test_an_async_stream_that_is_read_by_several_tasks(left_after: int, pl
     assert found[0] == found[1]
 
 
-async def test_a_task_that_is_cancelled(plainly: Side, sooner: Side) -> None:
+async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: Side, sooner: Side) -> None:
     """In the middle of a node; what was saved before is there, and the graph can be called again."""
     found = []
     for side in (plainly, sooner):
@@ -152,7 +154,7 @@ async def test_a_task_that_is_cancelled(plainly: Side, sooner: Side) -> None:
     assert found[0] == found[1]
 
 
-def test_streams_that_are_forgotten_leave_nothing_behind(sooner: Side) -> None:
+def test_abandoned_streams_leave_the_graph_usable(sooner: Side) -> None:
     """A generator that nobody reads to its end is closed with its query."""
     graph = sooner.fast(GRAPHS["independent_steps"].build(sooner.kit()))
     garbage.keep()
@@ -163,7 +165,7 @@ def test_streams_that_are_forgotten_leave_nothing_behind(sooner: Side) -> None:
     assert graph.last_trace() is not None
 
 
-def test_a_thread_that_a_node_starts(plainly: Side, sooner: Side) -> None:
+def test_threads_started_by_a_node_behave_as_in_the_original(plainly: Side, sooner: Side) -> None:
     """Of its own, and of a pool of its own: they know nothing of the run."""
     found = []
     for side in (plainly, sooner):
@@ -191,7 +193,7 @@ def test_a_thread_that_a_node_starts(plainly: Side, sooner: Side) -> None:
     assert found[0][1] == found[1][1]
 
 
-async def test_a_sync_call_in_a_running_loop(plainly: Side, sooner: Side) -> None:
+async def test_sync_graph_call_works_inside_a_running_loop(plainly: Side, sooner: Side) -> None:
     """A notebook cell, and a node in async code that calls a graph without awaiting it."""
     found = []
     for side in (plainly, sooner):
@@ -209,7 +211,7 @@ async def test_a_sync_call_in_a_running_loop(plainly: Side, sooner: Side) -> Non
     assert found[0] == found[1]
 
 
-def test_a_graph_that_calls_itself(plainly: Side, sooner: Side) -> None:
+def test_recursive_graph_gives_the_originals_result(plainly: Side, sooner: Side) -> None:
     """By the name of the accelerated one."""
     found = []
     for side in (plainly, sooner):
@@ -233,7 +235,7 @@ WRONG = ({"recursion_limit": 0}, {"configurable": {"checkpoint_id": "none"}}, {"
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_configs(wrong: Any, plainly: Side, sooner: Side) -> None:
+def test_invalid_graph_config_raises_the_originals_error(wrong: Any, plainly: Side, sooner: Side) -> None:
     """The same error, before anything runs."""
     found = []
     for side in (plainly, sooner):

@@ -591,7 +591,7 @@ def test_chain_behaves_as_the_original(name: str, condition: str) -> None:
 
 @pytest.mark.parametrize("limit", ["cancelled", "step_timeout"])
 @pytest.mark.parametrize("name", NODES)
-def test_graph_that_is_stopped_sends_nothing_that_is_not_certain(name: str, limit: str) -> None:
+def test_stopped_graph_sends_only_certain_requests(name: str, limit: str) -> None:
     """The requests are some of those that a whole run sends. The thread of a sync node goes on, as the original's does,
     and sends those again that were given up."""
     whole = Kit()
@@ -620,7 +620,7 @@ def test_graph_that_is_stopped_sends_nothing_that_is_not_certain(name: str, limi
 
 
 @pytest.mark.parametrize("name", sorted(NODES.keys() - NEVER_PREFETCHED - RACING))
-def test_certain_calls_of_a_graph_run_at_once(name: str) -> None:
+def test_certain_calls_of_a_graph_overlap(name: str) -> None:
     kit = Kit(latency_s=0.1)
 
     asyncio.run(accelerate(graph_of(name, Condition(), kit)).ainvoke({**INPUT}, CONFIG))
@@ -629,7 +629,7 @@ def test_certain_calls_of_a_graph_run_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS.keys() - RACING_CHAINS - NEVER_PREFETCHED_CHAINS))
-def test_certain_calls_of_a_chain_run_at_once(name: str) -> None:
+def test_certain_calls_of_a_chain_overlap(name: str) -> None:
     kit = Kit(latency_s=0.1)
 
     asyncio.run(accelerate(CHAINS[name](kit)).ainvoke({**INPUT}, CONFIG))

@@ -37,7 +37,7 @@ def _by(trace: QueryTrace) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", AHEAD)
-def test_work_begins_early_and_is_claimed(name: str) -> None:
+def test_prefetched_work_of_graphs_is_mostly_claimed(name: str) -> None:
     case, found = GRAPHS[name], Counter[str]()
     with side(accelerated=True) as sooner:
         graph = sooner.fast(case.build(sooner.kit()))

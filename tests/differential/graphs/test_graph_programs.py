@@ -30,13 +30,15 @@ def _differs(seed: int, plainly: Side, sooner: Side) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 15))
-def test_programs(seed: int, plainly: Side, sooner: Side) -> None:
+def test_generated_graph_program_behaves_as_the_original(seed: int, plainly: Side, sooner: Side) -> None:
     assert not _differs(seed, plainly, sooner)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pace", ["no latency", "some"])
-def test_many_programs(pace: str, plainly: Side, sooner: Side, slower: Side) -> None:
+def test_many_generated_graph_programs_behave_as_the_original(
+    pace: str, plainly: Side, sooner: Side, slower: Side
+) -> None:
     fast = slower if pace == "some" else sooner
     found = {seed: _differs(seed, plainly, fast) for seed in range(FIRST + 15, FIRST + 165)}
     assert not {seed: how for seed, how in found.items() if how}

@@ -56,7 +56,7 @@ def _asked(graph: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_it_says_of_itself(name: str, sooner: Side) -> None:
+def test_accelerated_graph_describes_itself_as_the_original(name: str, sooner: Side) -> None:
     made = GRAPHS[name].build(sooner.kit())
     before = dict(vars(made))
     fast = sooner.fast(made)
@@ -69,7 +69,7 @@ def test_what_it_says_of_itself(name: str, sooner: Side) -> None:
     assert fast.explain()
 
 
-async def test_what_it_says_in_async_code(plainly: Side, sooner: Side) -> None:
+async def test_async_graph_description_equals_the_originals(plainly: Side, sooner: Side) -> None:
     found = []
     for side in (plainly, sooner):
         graph = side.fast(GRAPHS["one_subgraph_for_two_nodes"].build(side.kit()))
@@ -93,7 +93,7 @@ COPIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies(name: str, plainly: Side, sooner: Side) -> None:
+def test_copies_of_accelerated_graph_behave_as_the_originals(name: str, plainly: Side, sooner: Side) -> None:
     """Of the class of a graph, accelerated, and they do what the plain graph's copies do."""
     found = []
     for side in (plainly, sooner):
@@ -116,7 +116,7 @@ def _error(call: Any) -> BaseException:
     return caught.value
 
 
-def test_pickling_a_graph_of_functions_fails_as_it_did(plainly: Side, sooner: Side) -> None:
+def test_pickling_a_graph_of_functions_raises(plainly: Side, sooner: Side) -> None:
     """LangGraph's own graphs cannot be pickled; with a pool the reason is said before."""
     made = GRAPHS["private_channels"].build(plainly.kit())
     for graph in (made, sooner.fast(made)):
@@ -124,7 +124,7 @@ def test_pickling_a_graph_of_functions_fails_as_it_did(plainly: Side, sooner: Si
         assert isinstance(error, AttributeError | TypeError | pickle.PicklingError | RegistrationError)
 
 
-def test_attributes_that_are_set_count(plainly: Side, sooner: Side) -> None:
+def test_attributes_set_on_accelerated_graph_take_effect(plainly: Side, sooner: Side) -> None:
     """As on the plain graph, and they are set on the original, too."""
     for side in (plainly, sooner):
         made = GRAPHS["private_channels"].build(side.kit())
@@ -140,7 +140,7 @@ def test_attributes_that_are_set_count(plainly: Side, sooner: Side) -> None:
 
 
 @pytest.mark.parametrize("setting", ["on the original", "on the accelerated graph"])
-def test_an_interrupt_that_is_set_later_stops_the_graph(setting: str, sooner: Side) -> None:
+def test_interrupt_set_later_stops_the_graph(setting: str, sooner: Side) -> None:
     made = GRAPHS["private_channels"].build(sooner.kit())
     fast = sooner.fast(made)
     fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
@@ -150,14 +150,14 @@ def test_an_interrupt_that_is_set_later_stops_the_graph(setting: str, sooner: Si
     assert fast.get_state(CONFIG).next == ("draft",)
 
 
-def test_subgraphs_are_the_users_own(sooner: Side) -> None:
+def test_get_subgraphs_returns_the_users_objects(sooner: Side) -> None:
     made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
     fast = sooner.fast(made)
     subgraphs = dict(fast.get_subgraphs())
     assert subgraphs and all(graph is dict(made.get_subgraphs())[name] for name, graph in subgraphs.items())
 
 
-def test_an_interrupt_that_is_set_on_a_subgraph_later_stops_it(sooner: Side) -> None:
+def test_interrupt_set_later_on_a_subgraph_stops_it(sooner: Side) -> None:
     made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
     fast = sooner.fast(made)
     fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
@@ -170,7 +170,7 @@ def test_an_interrupt_that_is_set_on_a_subgraph_later_stops_it(sooner: Side) -> 
 @pytest.mark.parametrize(
     "made", ["with_retry", "with_fallbacks", "with_types", "bind", "pick", "map", "with_listeners"]
 )
-def test_what_is_made_of_it(made: str, plainly: Side, sooner: Side) -> None:
+def test_runnables_made_of_accelerated_graph_equal_the_originals(made: str, plainly: Side, sooner: Side) -> None:
     """Runnables made of an accelerated graph are what LangChain makes of a plain one."""
     arguments: dict[str, Any] = {"with_fallbacks": ([],), "pick": ("answer",), "with_types": ()}
     found = []

@@ -65,7 +65,7 @@ async def run_on_server(agent_file: Path, variable: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variable", ACCELERATED)
-async def test_client_of_the_server_sees_what_it_saw(agent_file: Path, variable: str) -> None:
+async def test_client_of_langgraph_server_sees_the_originals_run(agent_file: Path, variable: str) -> None:
     expected = await run_on_server(agent_file, "original")
 
     seen = await run_on_server(agent_file, variable)
@@ -75,13 +75,13 @@ async def test_client_of_the_server_sees_what_it_saw(agent_file: Path, variable:
 
 
 @pytest.mark.parametrize(("variable", "calls_at_once"), [("original", 1), *((name, 3) for name in ACCELERATED)])
-async def test_copy_that_the_server_makes_prefetches(agent_file: Path, variable: str, calls_at_once: int) -> None:
+async def test_graph_copied_by_langgraph_server_prefetches(agent_file: Path, variable: str, calls_at_once: int) -> None:
     await run_on_server(agent_file, variable)
 
     assert model_of(agent_file).most_at_once == calls_at_once
 
 
-async def test_copy_has_the_servers_parts_and_the_exported_graph_keeps_its_own(agent_file: Path) -> None:
+async def test_server_copy_has_server_parts_and_exported_graph_is_unchanged(agent_file: Path) -> None:
     exported = load_graph(agent_file, "graph")
     checkpointer, store = InMemorySaver(), InMemoryStore()
 
@@ -96,7 +96,7 @@ async def test_copy_has_the_servers_parts_and_the_exported_graph_keeps_its_own(a
     assert model_of(agent_file).most_at_once == 3
 
 
-async def test_interrupted_run_goes_on(agent_file: Path) -> None:
+async def test_interrupted_run_on_langgraph_server_resumes(agent_file: Path) -> None:
     exported, checkpointer = load_graph(agent_file, "reviewed"), InMemorySaver()
     config: Any = {"configurable": {"thread_id": "t1"}}
 
@@ -134,7 +134,7 @@ def langgraph_dev(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(not COMMAND, reason="TEOLA_LANGGRAPH names no langgraph command with the extra inmem")
-def test_server_itself_runs_accelerated_graphs(tmp_path: Path) -> None:
+def test_langgraph_dev_server_runs_accelerated_graphs(tmp_path: Path) -> None:
     import httpx
 
     names = ("original", "graph", "make_graph", "make_graph_later", "make_graph_for_a_while")

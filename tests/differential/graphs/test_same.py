@@ -31,14 +31,14 @@ def _chosen() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "way"), list(_chosen()))
-def test_same(name: str, way: str, plainly: Side, sooner: Side) -> None:
+def test_graph_behaves_as_the_original(name: str, way: str, plainly: Side, sooner: Side) -> None:
     case = GRAPHS[name]
     assert not differences(plainly.see(case, way), sooner.see(case, way), case)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GRAPHS)
-def test_same_in_every_way(name: str, plainly: Side, sooner: Side) -> None:
+def test_graph_behaves_as_the_original_at_every_entry_point(name: str, plainly: Side, sooner: Side) -> None:
     case = GRAPHS[name]
     found = {way: differences(plainly.see(case, way), sooner.see(case, way), case) for way in ways_of(case)}
     assert not {way: how for way, how in found.items() if how}
@@ -50,7 +50,7 @@ REST = [(name, ("accelerated", "plain")[at % 2]) for at, name in enumerate(RESUM
 
 
 @pytest.mark.parametrize(("name", "first"), [*HALF, *(pytest.param(*one, marks=pytest.mark.long) for one in REST)])
-def test_one_resumes_what_the_other_began(name: str, first: str, plainly: Side, sooner: Side) -> None:
+def test_original_and_accelerated_graph_resume_each_other(name: str, first: str, plainly: Side, sooner: Side) -> None:
     """Turn by turn the other graph: each reads the other's checkpoints, pending writes, caches and stores."""
     case, way = GRAPHS[name], "invoke" if GRAPHS[name].only == "sync" or len(name) % 2 else "ainvoke"
     kit = sooner.kit()
@@ -66,14 +66,16 @@ SOME = ("agent_with_read_only_tools", "asks_in_a_subgraph", "corrective_rag", "m
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", SOME)
-def test_same_with_other_options(name: str, options: dict[str, Any], plainly: Side, sooner: Side) -> None:
+def test_graph_with_other_options_behaves_as_the_original(
+    name: str, options: dict[str, Any], plainly: Side, sooner: Side
+) -> None:
     case, kit = GRAPHS[name], sooner.kit()
     fast = accelerate(case.build(kit), **{"pool": sooner.pool, **options})
     seen = sooner.see(case, "stream all", [fast], kit)
     assert not differences(plainly.see(case, "stream all"), seen, case)
 
 
-def test_every_run_of_a_plain_graph_is_the_same(plainly: Side) -> None:
+def test_two_runs_of_the_original_graph_are_equal(plainly: Side) -> None:
     """What is compared is no matter of chance: else the other tests would say nothing."""
     seen: list[Seen] = [plainly.see(GRAPHS["corrective_rag"], "stream all subgraphs") for _ in range(2)]
     assert not differences(*seen, GRAPHS["corrective_rag"])

@@ -134,13 +134,13 @@ def _told(side: Side, name: str, read_by: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_stories(name: str, plainly: Side, sooner: Side) -> None:
+def test_state_history_equals_the_originals(name: str, plainly: Side, sooner: Side) -> None:
     """What the accelerated graph wrote is read by the plain one."""
     assert _told(sooner, name) == _told(plainly, name)
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_the_accelerated_graph_reads_what_the_plain_one_wrote(name: str, plainly: Side, sooner: Side) -> None:
+def test_accelerated_graph_reads_states_of_the_original(name: str, plainly: Side, sooner: Side) -> None:
     assert _told(plainly, name, read_by=sooner.fast) == _told(plainly, name)
 
 
@@ -154,7 +154,7 @@ async def _async_story(graph: Any) -> Any:
     return moved, await graph.aget_state(CONFIG, subgraphs=True), past, end, again
 
 
-async def test_states_in_async_code(plainly: Side, sooner: Side) -> None:
+async def test_async_state_history_equals_the_originals(plainly: Side, sooner: Side) -> None:
     found = []
     for side in (plainly, sooner):
         kit: Kit = side.kit()

@@ -56,7 +56,9 @@ def planned(trace: Any) -> int:
 
 @pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_call_is_planned(mode: Any, way: str, llm: OpenAILike, pool: EnginePool, stub: Stub) -> None:
+def test_every_llm_call_of_a_bound_synthesizer_is_planned(
+    mode: Any, way: str, llm: OpenAILike, pool: EnginePool, stub: Stub
+) -> None:
     synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
     before = answered(synthesizer, way)
     fast = accelerate(synthesizer, pool=pool, bind=[(llm, "llm")])

@@ -56,7 +56,7 @@ def manager(recorder: Recorder) -> CallbackManager:
     return CallbackManager([recorder])
 
 
-def test_what_is_lowered() -> None:
+def test_engines_on_a_pool_are_lowered() -> None:
     """Of every engine of the suite, on a pool."""
     bench = make_bench("pool")
     assert bench.kit.pool is not None
@@ -66,14 +66,14 @@ def test_what_is_lowered() -> None:
     assert all("lowered" in found for found in levels.values())
 
 
-def test_nothing_of_a_pool_is_the_original() -> None:
+def test_engine_without_pool_objects_is_not_planned() -> None:
     kit = own_kit(profiles.noop(), SMALL)
     with kit.in_force():
         engine = accelerate(advanced_rag(kit))
     assert _levels(engine) == {"original"} and engine.plan("question") is None
 
 
-def test_what_has_a_cache_or_a_rate_limiter_waits_for_its_turn() -> None:
+def test_models_with_cache_or_rate_limiter_are_not_lowered() -> None:
     limiters = pytest.importorskip(
         "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
     )
@@ -99,7 +99,7 @@ def _levels(engine: Any) -> set[str]:
     return {node.level for node in engine.report().parts.nodes}
 
 
-def test_the_class_is_a_subclass_of_the_same_name() -> None:
+def test_accelerated_engine_class_is_subclass_of_the_same_name() -> None:
     kit = own_kit(profiles.noop(), SMALL)
     with kit.in_force():
         plain = compact(kit)
@@ -108,7 +108,7 @@ def test_the_class_is_a_subclass_of_the_same_name() -> None:
     assert type(engine).__name__ == type(plain).__name__ and engine.original is plain
 
 
-def test_equal_texts_are_embedded_once(manager: CallbackManager, recorder: Recorder) -> None:
+def test_equal_texts_of_a_fusion_are_embedded_once(manager: CallbackManager, recorder: Recorder) -> None:
     """Events tell of each, as the plain engine's do."""
     kit = pool_kit(profiles.noop(), SMALL, manager)
     assert kit.pool is not None
@@ -124,7 +124,7 @@ def _embeddings(seen: Seen) -> int:
     return sum(n for event, n in seen.events.items() if "EmbeddingEndEvent" in event)
 
 
-def test_more_of_a_prompt_is_cached(manager: CallbackManager, recorder: Recorder) -> None:
+def test_accelerated_engine_differs_only_in_cached_token_counts(manager: CallbackManager, recorder: Recorder) -> None:
     """The LLM's own count of tokens that it had cached: prompts are prefilled ahead. Nothing else differs."""
     kit = pool_kit(profiles.scaled(profiles.rtx3090(), 0.05), Sizes(chunks=20), manager)
     assert kit.pool is not None
@@ -147,7 +147,7 @@ def _without_cached_tokens(seen: Seen) -> Seen:
 
 
 @pytest.mark.parametrize("name", ["multi_step", "multi_step_known", "retry", "retry_guideline"])
-async def test_the_loop_goes_on_while_models_work(name: str) -> None:
+async def test_loop_is_not_blocked_by_sync_model_calls(name: str) -> None:
     """LlamaIndex asks for these in the sync way, also in `aquery`: plain, the loop stands still between two prompts."""
     kit = pool_kit(profiles.scaled(profiles.rtx3090(), 0.02), SMALL)
     assert kit.pool is not None
@@ -188,14 +188,14 @@ def bound(manager: CallbackManager, recorder: Recorder) -> Iterator[tuple[Seen, 
         yield tuple(see(kit, recorder, engine, "query", "terms") for engine in (make(kit), served))  # type: ignore[misc]
 
 
-def test_spans_of_bound_models_are_their_own(bound: tuple[Seen, Seen]) -> None:
+def test_spans_of_bound_models_have_the_users_class(bound: tuple[Seen, Seen]) -> None:
     before, after = bound
     assert any("OwnLLM" in span for span in before.spans)
     assert any("OwnLLM" in span for span in after.spans)
     assert not any("Teola" in span for span in after.spans)
 
 
-def test_streams_of_bound_models_are_cut_elsewhere(bound: tuple[Seen, Seen]) -> None:
+def test_streams_of_bound_models_have_other_chunk_borders(bound: tuple[Seen, Seen]) -> None:
     before, after = bound
     assert before.result != after.result and before.result.replace("|", "") == after.result.replace("|", "")
 
@@ -203,7 +203,7 @@ def test_streams_of_bound_models_are_cut_elsewhere(bound: tuple[Seen, Seen]) -> 
 # ------------------------------------------------------------ refused
 
 
-def test_query_pipelines_are_gone() -> None:
+def test_query_pipeline_raises_trace_error() -> None:
     old = type("QueryPipeline", (), {"__module__": "llama_index.core.query_pipeline.query"})()
     with pytest.raises(TraceError, match=r"removed query pipelines(?s:.*)RetrieverQueryEngine"):
         accelerate(old)

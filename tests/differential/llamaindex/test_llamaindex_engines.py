@@ -172,13 +172,13 @@ def same(before: Seen, after: Seen, *, merged: bool, only: str | tuple[str, ...]
 
 
 @over(first=True)
-def test_same(bench: Bench, name: str, way: str) -> None:
+def test_engine_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way)
     same(before, after, merged=bench.kit.pool is not None)
 
 
 @over()
-def test_same_with_all_speculation(bench: Bench, name: str, way: str) -> None:
+def test_engine_with_speculate_all_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, merged=True)
 
@@ -200,7 +200,7 @@ def bound() -> Iterator[Bench]:
     ("name", "way"),
     [(name, way) for name, case in CASES.items() for way in (case.ways if LONG else case.ways[:1])],
 )
-def test_bound(bound: Bench, name: str, way: str) -> None:
+def test_engine_with_bound_models_gives_the_originals_answers(bound: Bench, name: str, way: str) -> None:
     """The same answers, passages, prompts and texts. Events tell of other objects: those that took their places."""
     case = CASES[name]
     with bound.kit.in_force():
@@ -238,7 +238,7 @@ def survived(bench: Bench, name: str, way: str) -> None:
 
 
 @over()
-def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
+def test_failing_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     for prompt in ends(reached(bench, name, way)[0]):
         bench.kit.ledger.broken_prompt = prompt
         survived(bench, name, way)
@@ -246,7 +246,7 @@ def test_a_model_that_raises(bench: Bench, name: str, way: str) -> None:
 
 @needs_current_llama_index
 @over()
-def test_an_embedder_that_raises(bench: Bench, name: str, way: str) -> None:
+def test_failing_embedder_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     for text in ends(reached(bench, name, way)[1]):
         bench.kit.ledger.broken_text = text
         survived(bench, name, way)
@@ -254,7 +254,7 @@ def test_an_embedder_that_raises(bench: Bench, name: str, way: str) -> None:
 
 @needs_current_llama_index
 @over()
-def test_a_store_that_raises(bench: Bench, name: str, way: str) -> None:
+def test_failing_store_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     bench.kit.ledger.broken_store = True
     survived(bench, name, way)
 
@@ -262,7 +262,7 @@ def test_a_store_that_raises(bench: Bench, name: str, way: str) -> None:
 # ------------------------------------------------------------ many at a time
 
 
-def test_eight_at_a_time(bench: Bench) -> None:
+def test_eight_concurrent_queries_give_the_originals_results(bench: Bench) -> None:
     """Queries over all engines, from eight threads, half of them by the async way. Chats are not shared."""
     order = [(name, way) for name, case in CASES.items() for way in case.ways[:2]]
     random.Random(1).shuffle(order)
@@ -291,7 +291,7 @@ def outcome(engine: Any, way: str, given: str) -> str:
 
 
 @over()
-def test_the_plain_engine_is_the_same_twice(bench: Bench, name: str, way: str) -> None:
+def test_two_runs_of_the_original_engine_are_equal(bench: Bench, name: str, way: str) -> None:
     """The control: what is compared does not differ by itself."""
     case = CASES[name]
     same(alone(bench, name, way)[0], ask(bench, case.make(bench.kit), way, case), merged=False)
@@ -370,7 +370,7 @@ class OwnSpan(Wrong):
         (OwnSpan, "callbacks"),
     ],
 )
-def test_a_wrong_object_is_caught(bench: Bench, wrong: type[Wrong], what: str) -> None:
+def test_comparison_detects_an_unfaithful_engine(bench: Bench, wrong: type[Wrong], what: str) -> None:
     case = CASES["refine"]
     before, after = (ask(bench, made(case.make(bench.kit)), "query", case) for made in (lambda x: x, wrong))
     assert any(found.startswith(what) for found in differences(before, after, merged=bench.kit.pool is not None))
@@ -393,7 +393,7 @@ class OtherError(Wrong):
 
 
 @pytest.mark.parametrize("wrong", [Swallows, OtherError])
-def test_a_wrong_error_is_caught(bench: Bench, wrong: type[Wrong]) -> None:
+def test_comparison_detects_a_wrong_error(bench: Bench, wrong: type[Wrong]) -> None:
     case = CASES["refine"]
     bench.kit.ledger.broken_store = True
     before = ask(bench, case.make(bench.kit), "query", case)
@@ -401,7 +401,7 @@ def test_a_wrong_error_is_caught(bench: Bench, wrong: type[Wrong]) -> None:
 
 
 @needs_current_llama_index
-def test_a_swallowed_error_stays_swallowed(bench: Bench) -> None:
+def test_error_swallowed_by_the_original_stays_swallowed(bench: Bench) -> None:
     """The faults reach what swallows them: a sub-question fails, the answer is made of the others."""
     prompts, _ = reached(bench, "sub_questions", "query")
     bench.kit.ledger.broken_prompt = prompts[1]
@@ -409,7 +409,7 @@ def test_a_swallowed_error_stays_swallowed(bench: Bench) -> None:
     assert not before.failed and not differences(before, after, merged=True)
 
 
-def test_what_is_merged_must_be_counted() -> None:
+def test_comparison_requires_extra_requests_to_be_counted_as_wasted() -> None:
     """Early work beyond what the trace admits is caught, and a text never embedded; once instead of twice is fine."""
 
     def with_(prompts: list[str], texts: list[str], wasted: int = 0) -> Seen:
@@ -422,7 +422,7 @@ def test_what_is_merged_must_be_counted() -> None:
     assert differences(before, with_(["p"], ["t", "u"]))
 
 
-def test_there_are_enough(bench: Bench) -> None:
+def test_suite_has_35_engines_that_call_a_model(bench: Bench) -> None:
     """At least 35 engines, and each but three asks a model or an embedder something."""
     assert len(CASES) >= 35
     silent = {name for name, case in CASES.items() if not any(reached(bench, name, case.ways[0]))}

@@ -72,7 +72,7 @@ def told(own: Watched) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_calls_of_a_list_come_together_and_no_call_is_added(own: Watched, name: str) -> None:
+def test_calls_of_a_list_overlap_and_none_is_added(own: Watched, name: str) -> None:
     make, given, together = LISTS[name]
     engine = make(own.kit)
     own.fresh()
@@ -88,7 +88,7 @@ def test_calls_of_a_list_come_together_and_no_call_is_added(own: Watched, name: 
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_events_come_in_the_plain_order_on_the_callers_thread(name: str) -> None:
+def test_events_keep_the_originals_order_and_thread(name: str) -> None:
     make, given, _ = LISTS[name]
     diary = Diary()
     own = watched(CallbackManager([DiaryHandler(diary)]))
@@ -107,7 +107,7 @@ def test_events_come_in_the_plain_order_on_the_callers_thread(name: str) -> None
 
 
 @pytest.mark.parametrize("options", [{}, {"speculate": "off", "concurrent": None}])
-def test_what_nobody_told_of_is_called_as_it_always_was(own: Watched, options: dict[str, Any]) -> None:
+def test_calls_without_concurrent_option_stay_sequential(own: Watched, options: dict[str, Any]) -> None:
     engine = accumulate(own.kit)
     if "speculate" in options:
         options = {**options, "concurrent": told(own)}
@@ -119,7 +119,7 @@ def test_what_nobody_told_of_is_called_as_it_always_was(own: Watched, options: d
     assert own.prompts == prompts and own.threads == {threading.current_thread().name}
 
 
-def test_calls_of_a_list_are_made_by_the_caller_or_on_threads_for_prefetches(own: Watched) -> None:
+def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: Watched) -> None:
     own.fresh(wanted=4)
     accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
     names = [name for _, name, _ in own.starts]
@@ -128,7 +128,7 @@ def test_calls_of_a_list_are_made_by_the_caller_or_on_threads_for_prefetches(own
     assert len(names) == 4
 
 
-def test_equal_calls_come_one_after_the_other(own: Watched) -> None:
+def test_equal_calls_do_not_overlap(own: Watched) -> None:
     nodes = [NodeWithScore(node=TextNode(id_=f"{i}", text="Oats are sown."), score=1.0) for i in range(3)]
     engine = accelerate(accumulate(own.kit), concurrent=told(own))
     own.fresh()
@@ -136,7 +136,7 @@ def test_equal_calls_come_one_after_the_other(own: Watched) -> None:
     assert len(own.prompts) == 3 and len(set(own.prompts)) == 1 and own.together() == 1
 
 
-def test_an_exception_is_the_callers_own_and_what_was_not_begun_is_not(own: Watched) -> None:
+def test_failing_call_raises_and_stops_further_calls(own: Watched) -> None:
     engine = accumulate(own.kit)
     own.fresh()
     engine.query(ASKED)
@@ -150,7 +150,7 @@ def test_an_exception_is_the_callers_own_and_what_was_not_begun_is_not(own: Watc
         assert len(own.prompts) <= most
 
 
-def test_a_prefetch_that_fails_in_a_way_that_may_pass_is_made_again_by_the_original(own: Watched) -> None:
+def test_prefetched_call_with_transient_error_is_made_again(own: Watched) -> None:
     engine = accumulate(own.kit)
     own.fresh()
     before = shown(engine.query(ASKED))
@@ -170,7 +170,7 @@ def test_a_prefetch_that_fails_in_a_way_that_may_pass_is_made_again_by_the_origi
     assert len(own.prompts) == 5
 
 
-def test_after_uninstall_the_object_runs_as_its_original_until_the_next_accelerate(own: Watched) -> None:
+def test_uninstall_stops_prefetching_until_the_next_accelerate(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=told(own))
     uninstall()
     own.fresh()
@@ -183,7 +183,7 @@ def test_after_uninstall_the_object_runs_as_its_original_until_the_next_accelera
     assert own.together() == 4
 
 
-def test_early_calls_see_the_callers_context(own: Watched) -> None:
+def test_prefetched_calls_see_the_context_of_the_caller(own: Watched) -> None:
     asked_by: contextvars.ContextVar[str] = contextvars.ContextVar("asked_by", default="nobody")
     seen: list[str] = []
     noted = own.kit.ledger.asked
@@ -194,7 +194,7 @@ def test_early_calls_see_the_callers_context(own: Watched) -> None:
     assert seen == ["me"] * 4
 
 
-def test_a_rate_limiter_is_asked_in_the_plain_objects_place(own: Watched) -> None:
+def test_rate_limiter_keeps_calls_on_the_callers_thread(own: Watched) -> None:
     limiters = pytest.importorskip(
         "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
     )
@@ -204,7 +204,7 @@ def test_a_rate_limiter_is_asked_in_the_plain_objects_place(own: Watched) -> Non
     assert own.together() == 1 and own.threads == {threading.current_thread().name}
 
 
-def test_events_within_events_stay_where_they_were() -> None:
+def test_events_nested_in_model_calls_equal_the_originals() -> None:
     """Such a model is found out at its first early call, which asks nobody; then it is called in its place."""
     diary = Diary()
     own = watched(CallbackManager([DiaryHandler(diary)]))
@@ -219,9 +219,7 @@ def test_events_within_events_stay_where_they_were() -> None:
     assert found[0] == found[1] == found[2] and found[0][2] == 4
 
 
-def test_an_unknown_embedding_takes_one_call_at_a_time_on_any_thread(
-    own: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_embedding_gets_one_call_at_a_time(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(own.kit.embedding)
     under_way, most = [0], [0]
     embed = kind._now
@@ -241,7 +239,7 @@ def test_an_unknown_embedding_takes_one_call_at_a_time_on_any_thread(
     assert most == [1] and own.together() >= 2
 
 
-def test_prompts_changed_later_are_the_ones_that_are_used(own: Watched) -> None:
+def test_prompts_updated_later_are_used_in_prefetched_calls(own: Watched) -> None:
     engine = accumulate(own.kit)
     fast = accelerate(engine, concurrent=told(own))
     fast.query(ASKED)
@@ -252,7 +250,7 @@ def test_prompts_changed_later_are_the_ones_that_are_used(own: Watched) -> None:
     assert own.together() == 4 and all("as a poet would" in prompt for prompt in own.prompts)
 
 
-def test_many_at_once_claim_their_own(own: Watched) -> None:
+def test_concurrent_queries_claim_their_own_calls(own: Watched) -> None:
     engine = accelerate(accumulate(own.kit), concurrent=told(own))
     plain = {f"{i} {ASKED}": shown(accumulate(own.kit).query(f"{i} {ASKED}")) for i in range(4)}
     found: dict[str, Any] = {}
@@ -267,7 +265,7 @@ def test_many_at_once_claim_their_own(own: Watched) -> None:
     assert found == plain
 
 
-def test_no_thread_is_left(own: Watched) -> None:
+def test_no_prefetch_thread_is_left_after_queries(own: Watched) -> None:
     accelerate(RetrieverQueryEngine.from_args(own.kit.reports.as_retriever()), concurrent=told(own)).query(ASKED)
     accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
     settled()
@@ -297,6 +295,6 @@ def _counted_by(own: Watched, tokenizer: Callable[[str], Any]) -> tuple[list[str
     return found[0], found[1]
 
 
-def test_a_tokenizer_of_the_users_own_reads_every_text_as_before(own: Watched) -> None:
+def test_user_tokenizer_reads_the_originals_texts(own: Watched) -> None:
     plain, fast = _counted_by(own, str.split)
     assert plain and fast == plain

@@ -38,7 +38,7 @@ def engine(llm: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["chat", "text", "OpenAI"])
-def test_all_requests_of_a_list_are_there_before_the_first_is_answered(stub: Stub, kind: str) -> None:
+def test_server_gets_all_requests_of_a_list_before_it_answers(stub: Stub, kind: str) -> None:
     fast = accelerate(engine(model(kind, stub)))
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(fast.query, "slowly, what grows?")

@@ -133,20 +133,20 @@ def same(before: Seen, after: Seen, *, raced: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same(here: Stage, name: str) -> None:
+def test_workflow_behaves_as_the_original(here: Stage, name: str) -> None:
     before, after = both(here, name, pool=here.pool)
     same(before, after, raced=CASES[name].raced)
     assert after.trace is not None
 
 
 @pytest.mark.parametrize("name", ["rag", "a human", "function agent", "react", "engines"])
-def test_same_with_other_settings(here: Stage, name: str) -> None:
+def test_workflow_with_other_options_behaves_as_the_original(here: Stage, name: str) -> None:
     for options in ({"passes": ()}, {"speculate": "all"}, {"speculate": "off"}):
         same(*both(here, name, pool=here.pool, **options), raced=CASES[name].raced)
 
 
 @pytest.mark.parametrize("name", ["rag", "function agent", "three at a time", "a team"])
-def test_a_model_that_fails(here: Stage, name: str) -> None:
+def test_failing_model_in_a_workflow_raises_the_originals_error(here: Stage, name: str) -> None:
     """The same exception, in the same place; agents too do not survive it."""
     case = CASES[name]
     for prompt in see(here, case.make(here), case.play).prompts:
@@ -177,7 +177,7 @@ async def resumed(workflow: Any, saved: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("make", [flows.Asking, flows.Waiting])
-def test_plain_and_accelerated_go_on_from_each_others_contexts(here: Stage, make: Any) -> None:
+def test_original_and_accelerated_workflow_resume_each_other(here: Stage, make: Any) -> None:
     workflows = {"plain": make(here), "fast": accelerate(make(here), pool=here.pool)}
     saved = {name: asyncio.run(interrupted(one)) for name, one in workflows.items()}
     assert anonymous(json.dumps(saved["plain"])) == anonymous(json.dumps(saved["fast"]))
@@ -188,7 +188,7 @@ def test_plain_and_accelerated_go_on_from_each_others_contexts(here: Stage, make
     assert len(answers) == 1
 
 
-def test_a_continuation_is_a_query_of_its_own(here: Stage) -> None:
+def test_continued_workflow_run_is_a_separate_query(here: Stage) -> None:
     fast = accelerate(flows.Asking(here), pool=here.pool)
     saved = asyncio.run(interrupted(fast))
     first = fast.last_trace()
@@ -202,7 +202,7 @@ def test_a_continuation_is_a_query_of_its_own(here: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", ["rag", "a human", "function agent", "a mixed team", "retries"])
-def test_the_plain_workflow_is_the_same_twice(here: Stage, name: str) -> None:
+def test_two_runs_of_the_original_workflow_are_equal(here: Stage, name: str) -> None:
     """The control: what is compared does not differ by itself."""
     case = CASES[name]
     before, after = (see(here, case.make(here), case.play) for _ in range(2))
@@ -240,6 +240,6 @@ class OtherAnswer(flows.Rag):
     ("wrong", "what"),
     [(MoreEvents, "event"), (OtherStore, "context"), (AsksTwice, "prompts"), (OtherAnswer, "result")],
 )
-def test_a_wrong_workflow_is_caught(here: Stage, wrong: Any, what: str) -> None:
+def test_comparison_detects_an_unfaithful_workflow(here: Stage, wrong: Any, what: str) -> None:
     before, after = (see(here, make(here), ASKED) for make in (flows.Rag, wrong))
     assert any(one.startswith(what) for one in differences(before, after, raced=False))
