@@ -129,8 +129,8 @@ def test_explain_gives_the_measured_speed_up() -> None:
             took = await timed(plain.ainvoke(QUESTION)), await timed(fast.ainvoke(QUESTION))
             return *took, lines(fast.explain(QUESTION))[2]
 
-    took, fast, said = run_virtual(measured())
-    assert took == pytest.approx(0.6) and fast == pytest.approx(0.4) and ratio_of(said) == 1.5
+    took, fast, expectation = run_virtual(measured())
+    assert took == pytest.approx(0.6) and fast == pytest.approx(0.4) and ratio_of(expectation) == 1.5
 
 
 def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
@@ -138,14 +138,14 @@ def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
     fast = accelerate(three(Hosted(seconds=0.2)))
     fast.invoke(QUESTION)
     trace = fast.last_trace()
-    said = lines(fast.explain(QUESTION))[2]
+    expectation = lines(fast.explain(QUESTION))[2]
     if any(".call#" in span.primitive for span in trace.spans):  # the plain object came to it before it was planned
-        assert "does not tell" in said
+        assert "does not tell" in expectation
     else:
         calls = [span.seconds for span in trace.spans if span.engine]
         code_s = trace.seconds - trace.busy("wrapped")
         assert len(calls) == 3 and min(calls) >= 0.2
-        assert ratio_of(said) == pytest.approx((sum(calls) + code_s) / trace.seconds, abs=0.0051)
+        assert ratio_of(expectation) == pytest.approx((sum(calls) + code_s) / trace.seconds, abs=0.0051)
 
 
 def test_explain_expects_no_gain_for_a_sync_model() -> None:
@@ -165,18 +165,18 @@ def test_explain_gives_no_figure_for_answers_of_unknown_length() -> None:
     async def measured() -> tuple[list[str], float, float, str]:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
             plain, fast = documented(pool), accelerate(documented(pool))
-            told = lines(fast.explain(QUESTION))
+            first_lines = lines(fast.explain(QUESTION))
             took = await timed(plain.ainvoke(QUESTION))
             await pool.runtime.areset()
             now = await timed(fast.ainvoke(QUESTION))
-            return told, took, now, lines(fast.explain(QUESTION))[2]
+            return first_lines, took, now, lines(fast.explain(QUESTION))[2]
 
-    told, took, now, said = run_virtual(measured())
-    assert told[1].startswith(
+    first, took, now, expectation = run_virtual(measured())
+    assert first[1].startswith(
         "each search of found as soon as its item is written; the beginning of the prompt of model"
     )
-    assert told[2].startswith("known after the first call, as the length of answers is not known")
-    assert ratio_of(said) > 1.0 and ratio_of(said) == pytest.approx(took / now, rel=0.05)
+    assert first[2].startswith("known after the first call, as the length of answers is not known")
+    assert ratio_of(expectation) > 1.0 and ratio_of(expectation) == pytest.approx(took / now, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -196,15 +196,15 @@ def test_explain_gives_no_figure_for_answers_of_unknown_length() -> None:
 )
 def test_explain_gives_the_reason_for_no_gain(pool: EnginePool, make: Callable[[Any], Any], why: str) -> None:
     fast = accelerate(make(ChatTeola(pool=pool, max_tokens=4)))
-    told = lines(fast.explain(QUESTION))
-    assert told[1] == "nothing" and told[2].startswith(f"no gain: {why}") and not fast.gains
+    explanation = lines(fast.explain(QUESTION))
+    assert explanation[1] == "nothing" and explanation[2].startswith(f"no gain: {why}") and not fast.gains
 
 
 def test_explain_names_the_first_change_to_make(pool: EnginePool) -> None:
     model = ChatTeola(pool=pool, max_tokens=4)
     chain = RunnablePassthrough.assign(a=ask("Rewrite {question}", model)) | ask("Say {a} again, of {question}", model)
-    said = lines(accelerate(chain).explain(QUESTION))[2]
-    assert "; change first: in the prompt of model, question stands behind a, which is known last" in said
+    expectation = lines(accelerate(chain).explain(QUESTION))[2]
+    assert "; change first: in the prompt of model, question stands behind a, which is known last" in expectation
 
 
 # ------------------------------------------------------------ objects of every kind
@@ -282,7 +282,7 @@ def trace_of(*calls: tuple[float, float, float], engine: str = "wrapped") -> Que
         Span("q", "app", str(i), "GENERATION", 0.0, 0.0, done=seconds, engine=engine)
         for i, (seconds, *_) in enumerate(calls)
     ]
-    waits = [Wait(asked, answered, (str(i),)) for i, (_, asked, answered) in enumerate(calls)]
+    waits = [Wait(requested_s, answered, (str(i),)) for i, (_, requested_s, answered) in enumerate(calls)]
     return QueryTrace("q", "app", 0.0, 3.0, tuple(spans), waits=tuple(waits))
 
 
@@ -342,9 +342,9 @@ def test_function_with_prefetched_calls_gets_no_advice() -> None:
     model = Slow()
     answer_all = RunnableLambda(lambda given: [model.invoke(f"{one} in short") for one in given["questions"]])
     fast = accelerate(RunnablePassthrough() | answer_all, concurrent=[Slow])
-    said = fast.explain()
-    assert "change first" not in said
-    assert "together with those of the other items" in said
+    explanation = fast.explain()
+    assert "change first" not in explanation
+    assert "together with those of the other items" in explanation
 
 
 def test_explain_counts_each_part_once() -> None:

@@ -37,9 +37,9 @@ class Asked:
 
 
 @pytest.fixture
-def asked() -> Iterator[Asked]:
-    prefetchers[QUERY] = asked = Asked()
-    yield asked
+def prefetcher() -> Iterator[Asked]:
+    prefetchers[QUERY] = prefetcher = Asked()
+    yield prefetcher
     prefetchers.pop(QUERY, None)
 
 
@@ -68,11 +68,11 @@ def enqueue(port: Any, *works: EngineRequest) -> None:
     port.enqueue(works, None)
 
 
-async def test_outcomes_reach_the_listener_from_another_thread(asked: Asked) -> None:
+async def test_outcomes_reach_the_listener_from_another_thread(prefetcher: Asked) -> None:
     ended = Ended()
     enqueue(ended.port, work("one"), work("two"), work("three"))
     await asyncio.sleep(0)
-    one, two, three = asked.outcomes
+    one, two, three = prefetcher.outcomes
 
     def arrive() -> None:
         one.set_result(Outcome("answer"))
@@ -89,14 +89,14 @@ async def test_outcomes_reach_the_listener_from_another_thread(asked: Asked) -> 
     assert "three" not in ended.errors
 
 
-async def test_a_cancelled_request_ends_once(asked: Asked) -> None:
+async def test_a_cancelled_request_ends_once(prefetcher: Asked) -> None:
     ended, entry = Ended(), work("one")
     enqueue(ended.port, entry)
     await asyncio.sleep(0)
     assert ended.port.holds(entry)
 
     ended.port.cancel([entry])
-    asked.outcomes[0].set_result(Outcome("late"))
+    prefetcher.outcomes[0].set_result(Outcome("late"))
     await asyncio.sleep(0.01)
 
     assert not ended.port.holds(entry)
@@ -104,12 +104,12 @@ async def test_a_cancelled_request_ends_once(asked: Asked) -> None:
     assert ended.values == {}
 
 
-async def test_a_request_that_is_cancelled_before_it_starts_is_not_prefetched(asked: Asked) -> None:
+async def test_a_request_that_is_cancelled_before_it_starts_is_not_prefetched(prefetcher: Asked) -> None:
     ended, entry = Ended(), work("one")
     enqueue(ended.port, entry)
     ended.port.cancel([entry])
     await asyncio.sleep(0)
-    assert asked.outcomes == []
+    assert prefetcher.outcomes == []
 
 
 async def test_request_of_an_ended_query_fails() -> None:
@@ -119,7 +119,7 @@ async def test_request_of_an_ended_query_fails() -> None:
     assert "its query is over" in ended.errors["one"]
 
 
-async def test_waiting_requests_fail_when_the_port_closes(asked: Asked) -> None:
+async def test_waiting_requests_fail_when_the_port_closes(prefetcher: Asked) -> None:
     ended = Ended()
     enqueue(ended.port, work("one"))
     await asyncio.sleep(0)

@@ -31,7 +31,7 @@ ASKED: dict[str, Callable[[EnginePool, dict[str, Any]], Any]] = {
 def test_unsupported_sampling_option_raises_before_any_request(how: str, given: dict[str, Any]) -> None:
     engine = FakeLLM("llm", profiles.scaled(profiles.rtx3090(), 0.0)["llm"])
     with EnginePool.local({"llm": engine}) as pool:
-        asked = record(pool.engine("llm"))
+        requests = record(pool.engine("llm"))
         with pytest.raises(RegistrationError, match=next(iter(given))) as raised:
             ASKED[how](pool, given)
-        assert raised.value.hint and not asked
+        assert raised.value.hint and not requests

@@ -20,7 +20,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
-def told(pieces: list[str]) -> list[Call]:
+def calls_from(pieces: list[str]) -> list[Call]:
     reader = CallReader(NAMES)
     return [call for piece in pieces for call in reader.feed(piece)]
 
@@ -69,7 +69,7 @@ def test_calls_read_from_pieces_equal_those_of_the_whole_answer(
     answer: tuple[list[Call], str], places: list[int]
 ) -> None:
     calls, text = answer
-    assert read(text, NAMES)[1] == calls == told(cut(text, places))
+    assert read(text, NAMES)[1] == calls == calls_from(cut(text, places))
 
 
 FRAGMENTS = st.sampled_from(
@@ -87,8 +87,8 @@ FRAGMENTS = st.sampled_from(
 @settings(deadline=None, max_examples=300)
 @given(text=st.lists(FRAGMENTS, max_size=8).map("".join), places=st.lists(st.integers(0, 400), max_size=8))
 def test_calls_read_from_a_text_do_not_depend_on_pieces(text: str, places: list[int]) -> None:
-    found = told([text])
-    assert told(cut(text, places)) == found
+    found = calls_from([text])
+    assert calls_from(cut(text, places)) == found
     for call in read(text, NAMES)[1]:
         found.remove(call)
 
@@ -111,7 +111,7 @@ def test_call_reader_returns_a_call_when_its_json_closes(pieces: list[str], clos
 @pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "<tool_call>" + "[" * 5000, "<tool_call>" + " " * 50_000])
 def test_too_deep_or_unfinished_json_is_no_call(text: str) -> None:
     """And takes no time: the pattern that was read with before looked at white space again and again."""
-    assert read(text, NAMES) == (text, []) and told([text]) == []
+    assert read(text, NAMES) == (text, []) and calls_from([text]) == []
 
 
 def test_call_arguments_may_contain_tags() -> None:

@@ -57,17 +57,17 @@ class TokenReader(BaseCallbackHandler, _StreamingCallbackHandler[Any]):
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
     """The stub's answers: an agent calls its tool once; of documents, only the second one is relevant."""
-    said = str(body["messages"][-1]["content"])
+    prompt = str(body["messages"][-1]["content"])
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps({"field": "north"})}
         return {"content": "", "tool_calls": [{"id": "call-1", "type": "function", "function": call}]}
-    if said.startswith("Refuse"):
+    if prompt.startswith("Refuse"):
         return {"status": 400}
-    if said.startswith("List"):
+    if prompt.startswith("List"):
         return {"content": "oats, rye, barley"}
-    if said.startswith("Is it relevant:"):
-        return {"content": "yes" if "second" in said or "better" in said else "no"}
-    return {"content": f"an answer to {said}"}
+    if prompt.startswith("Is it relevant:"):
+        return {"content": "yes" if "second" in prompt or "better" in prompt else "no"}
+    return {"content": f"an answer to {prompt}"}
 
 
 class Server(NamedTuple):
@@ -369,8 +369,10 @@ def retrieving(llm: Any) -> Any:
 
 def chain_with_handlers(llm: Any) -> Any:
     """A model in the chain has a handler of its own, to which it streams."""
-    heard = llm.with_config(callbacks=[TokenReader()])
-    chain = RunnablePassthrough.assign(a=ask("First, {question}", llm)).assign(b=ask("Second, {question}", heard))
+    model_with_handler = llm.with_config(callbacks=[TokenReader()])
+    chain = RunnablePassthrough.assign(a=ask("First, {question}", llm)).assign(
+        b=ask("Second, {question}", model_with_handler)
+    )
     return chain | ask("Compare {a} with {b}", llm)
 
 
@@ -593,33 +595,33 @@ def test_answers_in_any_form_are_prefetched_if_streams_add_up(way: str, servers:
 def test_explain_names_calls_whose_answers_must_be_whole(servers: dict[str, Server]) -> None:
     server = servers["exact"]
     graph, chain = (accelerate(make(server.bound(model(server)))) for make in (three_nodes, three_prompts))
-    for said in (graph.explain(), chain.explain()):
-        assert "comes whole" in said or "come whole" in said
-        assert "start in their place where answers are streamed" in said
+    for explanation in (graph.explain(), chain.explain()):
+        assert "comes whole" in explanation or "come whole" in explanation
+        assert "start in their place where answers are streamed" in explanation
 
 
 def test_explain_claims_no_speed_up_after_a_streamed_call(servers: dict[str, Server]) -> None:
     graph = called(servers["exact"], three_nodes, GRAPH_WAYS["stream messages"])
     chain = called(servers["exact"], three_prompts, CHAIN_WAYS["astream_events v2"])
-    for said in (graph.explain(), chain.explain()):
-        assert "faster" not in said
-        assert "the last call took" in said
+    for explanation in (graph.explain(), chain.explain()):
+        assert "faster" not in explanation
+        assert "the last call took" in explanation
 
 
 def test_explain_expects_no_gain_for_a_streaming_model(servers: dict[str, Server]) -> None:
     server = servers["exact"]
     for make in (three_nodes, three_prompts):
-        said = accelerate(make(server.bound(model(server, streaming=True)))).explain()
-        assert "no gain" in said
-        assert "Starts early:  nothing" in said
+        explanation = accelerate(make(server.bound(model(server, streaming=True)))).explain()
+        assert "no gain" in explanation
+        assert "Starts early:  nothing" in explanation
 
 
 def test_explain_omits_answer_forms_if_streams_add_up(servers: dict[str, Server]) -> None:
     server = servers["joining"]
     for make in (three_nodes, three_prompts):
-        said = accelerate(make(server.bound(model(server)))).explain()
-        assert "whole" not in said
-        assert "Expect:        not known" in said
+        explanation = accelerate(make(server.bound(model(server)))).explain()
+        assert "whole" not in explanation
+        assert "Expect:        not known" in explanation
 
 
 # ------------------------------------------------------------ requests that fail

@@ -113,16 +113,16 @@ def test_bound_text_model_returns_text(fakes: EnginePool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"frequency_penalty": 0.5}, "frequency_penalty=0.5"),
         ({"n": 2}, "n=2"),
         ({"model_kwargs": {"mirostat": 1}}, "mirostat"),
     ],
 )
-def test_bind_raises_for_options_the_engine_lacks(fakes: EnginePool, options: dict[str, Any], said: str) -> None:
+def test_bind_raises_for_options_the_engine_lacks(fakes: EnginePool, options: dict[str, Any], message: str) -> None:
     model = Provider(**options)
-    with pytest.raises(RegistrationError, match=said):
+    with pytest.raises(RegistrationError, match=message):
         accelerate(ask("{question}", model), pool=fakes, bind=[(model, "llm")])
 
 

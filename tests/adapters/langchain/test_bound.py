@@ -93,13 +93,13 @@ def chat(stub: Stub, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(api_key="mine", **given)  # type: ignore[arg-type]
 
 
-def asked(stub: Stub) -> list[dict[str, Any]]:
+def request_bodies(stub: Stub) -> list[dict[str, Any]]:
     """Bodies of requests, without what says how an answer is sent."""
     bodies = (body for path, body in stub.asked if path.endswith("completions"))
     return [{k: v for k, v in body.items() if k not in ("stream", "stream_options")} for body in bodies]
 
 
-def told(message: Any) -> dict[str, Any]:
+def message_fields(message: Any) -> dict[str, Any]:
     return message.model_dump(exclude={"id"}, exclude_none=True) | {"response_metadata": None}
 
 
@@ -113,12 +113,12 @@ def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool
     def call(model: Any) -> Any:
         if way == "stream":
             return "".join(chunk.content for chunk in model.stream(QUESTION))
-        return told(model.invoke(QUESTION) if way == "invoke" else asyncio.run(model.ainvoke(QUESTION)))
+        return message_fields(model.invoke(QUESTION) if way == "invoke" else asyncio.run(model.ainvoke(QUESTION)))
 
     expected = call(mine)
     seen = arrivals(openai_pool)
     assert call(made) == expected
-    [plain, carried] = asked(stub)
+    [plain, carried] = request_bodies(stub)
     assert carried == plain and len(seen) == 1
 
 
@@ -133,7 +133,7 @@ def test_bound_openai_model_sends_tools_and_schema_of_the_original(openai_pool: 
         model.bind_tools([add], tool_choice="add").invoke(QUESTION)
         with pytest.raises(ValueError, match="Answer"):  # the stub writes no JSON
             model.with_structured_output(Answer).invoke(QUESTION)
-    first, second, third, fourth = asked(stub)
+    first, second, third, fourth = request_bodies(stub)
     assert (third, fourth) == (first, second) and first["tools"] and second["response_format"]
 
 
@@ -143,7 +143,7 @@ def test_copies_and_variants_of_a_bound_model_use_the_engine(openai_pool: Engine
     made.configurable_fields(temperature=ConfigurableField(id="t")).invoke(QUESTION, {"configurable": {"t": 0.5}})
     type(made)(base_url=stub.base_url, api_key="other", model=MODEL).invoke(QUESTION)
     made.model_copy(update={"temperature": 1.0}).invoke(QUESTION)
-    assert len(seen) == 3 and [body.get("temperature") for body in asked(stub)] == [0.5, None, 1.0]
+    assert len(seen) == 3 and [body.get("temperature") for body in request_bodies(stub)] == [0.5, None, 1.0]
     with pytest.raises(RegistrationError, match="talks to http://elsewhere/v1"):
         type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL).invoke(QUESTION)
 

@@ -59,8 +59,8 @@ def model(stub: Stub, key: str = "mine", **options: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=stub.base_url, api_key=key, model=MODEL, **given)  # type: ignore[arg-type]
 
 
-def asking(said: str, one: Any) -> Chain:
-    return ChatPromptTemplate.from_template(said + " {question}") | one
+def asking(text: str, one: Any) -> Chain:
+    return ChatPromptTemplate.from_template(text + " {question}") | one
 
 
 async def _listed(chain: Chain, config: Any) -> list[Any]:
@@ -148,8 +148,8 @@ def test_api_keys_appear_in_no_error_trace_or_log(
         llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False), details=True
     ) as own_pool:
         own = model(stub, "sesame", default_headers={"X-Key": "sesame"}, max_retries=0)
-        for said in ("hi", "refuse"):
-            fast = accelerate(asking(said, own), pool=own_pool, bind=[(own, "llm")])
+        for text in ("hi", "refuse"):
+            fast = accelerate(asking(text, own), pool=own_pool, bind=[(own, "llm")])
             try:
                 WAYS[way](fast, None)
             except Exception as error:
@@ -172,8 +172,8 @@ def test_url_credentials_appear_in_no_error_trace_or_log(stub: Stub, caplog: pyt
         chain.invoke(QUESTION)
         theirs, plain = (header.get("authorization") for header in stub.headers)
         assert theirs == plain and str(theirs).startswith("Basic ")
-        told = fast.explain(details=True)
-        shown = f"{engine!r} {vars(pool)} {pool.versions()} {pool.profiles} {told} {fast.last_trace()!r}"
+        explanation = fast.explain(details=True)
+        shown = f"{engine!r} {vars(pool)} {pool.versions()} {pool.profiles} {explanation} {fast.last_trace()!r}"
         other = ChatOpenAI(base_url=secret + "/x", api_key="mine", model=MODEL)  # type: ignore[arg-type]
         with pytest.raises(RegistrationError, match="talks to") as refused:
             accelerate(asking("hi", other), pool=pool, bind=[(other, "llm")])
@@ -224,9 +224,9 @@ def test_error_of_the_pool_reaches_the_caller_without_retry(
         return handle
 
     monkeypatch.setattr(pool, "call", failing)
-    with pytest.raises(type(OURS[name])) as told:
+    with pytest.raises(type(OURS[name])) as raised:
         WAYS[way](fast, None)
-    assert told.value is OURS[name] and calls == 1 and stub.asked == []
+    assert raised.value is OURS[name] and calls == 1 and stub.asked == []
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
@@ -255,7 +255,7 @@ def test_unreachable_server_raises_the_error_of_the_client(way: str) -> None:
         fast = accelerate(chain, pool=pool, bind=[(own, "llm")])
         errors = []
         for one in (chain, fast):
-            with pytest.raises(Exception, match="Connection error") as told:
+            with pytest.raises(Exception, match="Connection error") as raised:
                 WAYS[way](one, None)
-            errors.append(type(told.value).__name__)
+            errors.append(type(raised.value).__name__)
     assert errors[0] == errors[1]

@@ -31,7 +31,7 @@ def pool(llm_pool):
     return llm_pool
 
 
-def asked(llm: Any, **sampling: Any) -> None:
+def assert_sampling(llm: Any, **sampling: Any) -> None:
     assert llm.asked[-1].sampling == Sampling(**sampling)
 
 
@@ -71,9 +71,9 @@ def test_chat_teola_raises_for_images_unknown_roles_and_no_messages(pool, llm):
 def test_sampling_options_of_call_override_binding_and_model(pool, llm):
     model = ChatTeola(pool=pool, max_tokens=10, stop=["END"], top_k=5)
     model.invoke("x")
-    asked(llm, max_tokens=10, stop=("END",), top_k=5)
+    assert_sampling(llm, max_tokens=10, stop=("END",), top_k=5)
     model.bind(max_tokens=3, seed=7, ignore_eos=True).invoke("x", temperature=0.5, top_p=0.9, stop=["a", "b"])
-    asked(llm, max_tokens=3, seed=7, ignore_eos=True, temperature=0.5, top_p=0.9, stop=("a", "b"), top_k=5)
+    assert_sampling(llm, max_tokens=3, seed=7, ignore_eos=True, temperature=0.5, top_p=0.9, stop=("a", "b"), top_k=5)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_sampling_options_of_call_override_binding_and_model(pool, llm):
 )
 def test_response_schema_in_every_spelling_gives_the_same_request(pool, llm, kwargs):
     ChatTeola(pool=pool).invoke("x", **kwargs)
-    asked(llm, json_schema=json.dumps(ARRAY))
+    assert_sampling(llm, json_schema=json.dumps(ARRAY))
 
 
 def test_errors_of_wrong_arguments_name_the_argument(pool, llm):
@@ -183,14 +183,14 @@ class Queries(BaseModel):
 
 
 def test_structured_output_returns_parsed_or_raw_result(pool, llm):
-    llm.answer = lambda asked: '{"queries": ["a", "b"]}' if asked.sampling.json_schema else "free"
+    llm.answer = lambda request: '{"queries": ["a", "b"]}' if request.sampling.json_schema else "free"
     model = ChatTeola(pool=pool)
     assert model.with_structured_output(Queries).invoke("x") == Queries(queries=["a", "b"])
     assert json.loads(llm.asked[-1].sampling.json_schema) == Queries.model_json_schema()
     assert model.with_structured_output(Queries.model_json_schema()).invoke("x") == {"queries": ["a", "b"]}
     raw = model.with_structured_output(Queries, include_raw=True).invoke("x")
     assert raw["parsed"] == Queries(queries=["a", "b"]) and raw["parsing_error"] is None
-    llm.answer = lambda asked: '{"queries": []}'
+    llm.answer = lambda request: '{"queries": []}'
     raw = model.with_structured_output(Queries, include_raw=True).invoke("x")
     assert raw["parsed"] is None and raw["parsing_error"] and raw["raw"].content == '{"queries": []}'
     with pytest.raises(RegistrationError, match="function_calling"):
@@ -251,7 +251,7 @@ async def test_chat_calls_join_the_ambient_query(pool, llm, monkeypatch):
     seen = []
     real = pool.call
     monkeypatch.setattr(pool, "call", lambda *a, run=None, **k: seen.append(run) or real(*a, **k))
-    run, told = pool.runtime.watch(Query()), pool.runtime.watch(Query())
+    run, handler_run = pool.runtime.watch(Query()), pool.runtime.watch(Query())
     token = current_run.set(run)
     try:
         ChatTeola(pool=pool).invoke("x")
@@ -259,7 +259,7 @@ async def test_chat_calls_join_the_ambient_query(pool, llm, monkeypatch):
         current_run.reset(token)
 
     class Handler(UsageMetadataCallbackHandler):
-        teola_run = told
+        teola_run = handler_run
 
     ChatTeola(pool=pool).invoke("x", {"callbacks": [Handler()]})
     chain = ChatPromptTemplate.from_template("{x}") | ChatTeola(pool=pool)
@@ -269,7 +269,7 @@ async def test_chat_calls_join_the_ambient_query(pool, llm, monkeypatch):
     async for chunk in ChatTeola(pool=pool).astream("x", {"callbacks": [Handler()]}):
         assert chunk is not None and current_run.get() is None
     ChatTeola(pool=pool).invoke("x")
-    assert seen == [run, *[told] * 4, None]
+    assert seen == [run, *[handler_run] * 4, None]
 
 
 # ------------------------------------------------------------ TeolaLLM
@@ -343,22 +343,22 @@ class TestIntegration(ChatModelIntegrationTests):
         return sum(chunks[1:], chunks[0])
 
 
-def _answer(asked: Generate) -> str:
+def _answer(request: Generate) -> str:
     """What fits the schema of a joke (or of a person), or a call of a tool; it speaks once the tool has answered."""
-    schema = json.loads(asked.sampling.json_schema or "{}")
-    said = asked.prompt.messages[-1]
-    if asked.prompt.tools and said.role == "user":
-        return _call(json.loads(asked.prompt.tools), schema, said.content)
+    schema = json.loads(request.sampling.json_schema or "{}")
+    last_message = request.prompt.messages[-1]
+    if request.prompt.tools and last_message.role == "user":
+        return _call(json.loads(request.prompt.tools), schema, last_message.content)
     if not schema:
         return "Good day to you."
     return json.dumps({name: "because" for name in schema.get("properties", {})})
 
 
-def _call(tools: list[dict[str, Any]], schema: dict[str, Any], said: str) -> str:
+def _call(tools: list[dict[str, Any]], schema: dict[str, Any], text: str) -> str:
     named = schema.get("properties", {}).get("name", {}).get("enum")
     tool = next(t["function"] for t in tools if named is None or t["function"]["name"] in named)
     given = {
-        name: 3 if kind.get("type") == "integer" else said for name, kind in tool["parameters"]["properties"].items()
+        name: 3 if kind.get("type") == "integer" else text for name, kind in tool["parameters"]["properties"].items()
     }
     call = json.dumps({"name": tool["name"], "arguments": given})
     return call if schema else f"<tool_call>\n{call}\n</tool_call>"

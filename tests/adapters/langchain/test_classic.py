@@ -272,12 +272,12 @@ def test_classic_chain_gives_the_same_result_with_no_repeated_request(
     make, given = CHAINS[name]
     chain = make(kit)
     kit.clear()
-    plain, asked = called(chain, given, way), kit.asked
+    plain, expected_requests = called(chain, given, way), kit.asked
     kit.clear()
     fast = accelerate(chain, pool=kit.pool)
     assert {row.level for row in fast.report().parts} == {"lowered"}, str(fast.report().parts)
     assert called(fast, given, way) == plain
-    for before, after in zip(asked, kit.asked, strict=True):
+    for before, after in zip(expected_requests, kit.asked, strict=True):
         assert set(after) == set(before) and all(after[one] <= before[one] for one in after)
     trace = fast.last_trace()
     assert trace is not None and trace.wasted() == (0, 0)
@@ -310,12 +310,12 @@ def test_requests_for_list_items_overlap_in_classic_chains(kit: Kit, name: str) 
     chain = make(kit)
     kit.clear()
     expected = chain.invoke(given)
-    asked = Counter(kit.llm.asked)
+    expected_requests = Counter(kit.llm.asked)
     kit.clear()
     kit.llm.together = items
     fast = accelerate(chain, pool=kit.pool)
     assert fast.gains and fast.invoke(given) == expected
-    assert kit.llm.asked == asked
+    assert kit.llm.asked == expected_requests
 
 
 def test_map_reduce_chain_prefetches_its_first_requests(kit: Kit) -> None:

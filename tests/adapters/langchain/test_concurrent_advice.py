@@ -32,8 +32,8 @@ def expectation(chain: Chain, **options: Any) -> str:
     ],
 )
 def test_advice_names_class_to_pass_as_concurrent(make: Callable[[Ledger], Chain], name: str, composite: str) -> None:
-    said = expectation(make(Ledger()))
-    assert said.endswith(
+    advice = expectation(make(Ledger()))
+    assert advice.endswith(
         f"if several threads may call {name} at once, say so: accelerate(..., concurrent=[{name}]); "
         f"then the sync calls of {composite} run side by side"
     )
@@ -43,14 +43,14 @@ def test_advice_names_class_to_pass_as_concurrent(make: Callable[[Ledger], Chain
 
 def test_advice_for_a_store_names_its_embeddings() -> None:
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
-    said = expectation(MultiQueryRetriever.from_llm(store.as_retriever(), Lines()))
-    assert "concurrent=[DeterministicFakeEmbedding]" in said
+    advice = expectation(MultiQueryRetriever.from_llm(store.as_retriever(), Lines()))
+    assert "concurrent=[DeterministicFakeEmbedding]" in advice
 
 
 def test_advice_omits_objects_with_own_callbacks() -> None:
-    heard = Notes(ledger=Ledger(), callbacks=[])
-    vars(heard)["callbacks"] = [object()]  # hears of its calls by itself: never called early
-    assert "concurrent=" not in expectation(MultiQueryRetriever.from_llm(heard, Lines()))
+    retriever = Notes(ledger=Ledger(), callbacks=[])
+    vars(retriever)["callbacks"] = [object()]  # hears of its calls by itself: never called early
+    assert "concurrent=" not in expectation(MultiQueryRetriever.from_llm(retriever, Lines()))
 
 
 def test_advice_names_sync_model_shared_by_steps() -> None:

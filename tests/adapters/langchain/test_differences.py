@@ -53,8 +53,8 @@ def test_model_whose_answers_depend_on_call_order_is_not_prefetched() -> None:
 @pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.0}])
 def test_equal_generation_requests_stay_separate(llm_pool: Any, llm: Any, options: dict[str, Any]) -> None:
     two_answers(llm_pool, **options).invoke({"question": "any"})
-    asked = [(one.prompt.flat(), one.sampling.temperature) for one in llm.asked]
-    assert asked.count(("user: A number: any\nassistant:", options["temperature"])) == 2 and len(asked) == 3
+    requests = [(one.prompt.flat(), one.sampling.temperature) for one in llm.asked]
+    assert requests.count(("user: A number: any\nassistant:", options["temperature"])) == 2 and len(requests) == 3
 
 
 def test_message_formatted_into_a_prompt_includes_its_run_id(llm_pool: Any, llm: Any) -> None:
@@ -62,8 +62,8 @@ def test_message_formatted_into_a_prompt_includes_its_run_id(llm_pool: Any, llm:
     model = ChatTeola(pool=llm_pool)
     draft = ChatPromptTemplate.from_template("Draft {question}") | model
     chain = RunnablePassthrough.assign(draft=draft) | ChatPromptTemplate.from_template("Better: {draft}") | model
-    said = [one.invoke({"question": "why"}).content for one in (chain, chain, accelerate(chain, pool=llm_pool))]
-    assert all("id='lc_run-" in one for one in said) and len(set(said)) == 3
+    answers = [one.invoke({"question": "why"}).content for one in (chain, chain, accelerate(chain, pool=llm_pool))]
+    assert all("id='lc_run-" in one for one in answers) and len(set(answers)) == 3
 
 
 def test_bounded_batch_fails_in_the_order_of_the_original(llm_pool: Any) -> None:

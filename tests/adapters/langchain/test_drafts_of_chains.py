@@ -43,9 +43,9 @@ def test_refining_request_gets_the_earlier_answer_as_draft(tokens: int, passes: 
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=tokens))}) as pool:
         chain = refined(pool)
         plain = chain.invoke(QUESTION)
-        asked = record(pool.engine("llm"))
+        requests = record(pool.engine("llm"))
         assert accelerate(chain, passes=passes, app="mine").invoke(QUESTION) == plain
-        [first, second] = [one for one in asked if isinstance(one.payload, Generate)]
+        [first, second] = [one for one in requests if isinstance(one.payload, Generate)]
         assert first.app == second.app == "mine"
         assert first.drafts == ()
         assert bool(second.drafts) == bool(tokens and passes)
@@ -56,8 +56,8 @@ def test_refining_request_gets_the_earlier_answer_as_draft(tokens: int, passes: 
 def test_explain_lists_the_sources_of_drafts() -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
-        told = accelerate(refined(pool)).explain(details=True)
-    assert "\nDrafts\n" in told and "an earlier answer; its own prompt and text; recent outputs" in told
+        explanation = accelerate(refined(pool)).explain(details=True)
+    assert "\nDrafts\n" in explanation and "an earlier answer; its own prompt and text; recent outputs" in explanation
     with EnginePool.local({"llm": FakeLLM("llm", quick)}) as pool:
         assert "\nDrafts\n" not in accelerate(refined(pool)).explain(details=True)
 
@@ -93,10 +93,10 @@ def test_requests_draft_labels_schemas_and_tools(make: Any, first: str, what: st
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
         chain = make(ChatTeola(pool=pool))
         fast = accelerate(chain)
-        asked = record(pool.engine("llm"))
+        requests = record(pool.engine("llm"))
         with suppress(ValueError):  # what a fake writes is no label
             (fast if planned else chain).invoke(QUESTION)
-        request = [one for one in asked if isinstance(one.payload, Generate)][-1]
+        request = [one for one in requests if isinstance(one.payload, Generate)][-1]
         assert len(set(request.drafts)) == len(request.drafts)
         if planned or make is not judged:  # what reads an answer, the graph alone knows
             assert any(text.startswith(first) for text in request.drafts)
@@ -106,9 +106,9 @@ def test_requests_draft_labels_schemas_and_tools(make: Any, first: str, what: st
 def test_sampled_requests_get_no_drafts() -> None:
     quick = profiles.scaled(profiles.rtx3090(), 0.0)["llm"]
     with EnginePool.local({"llm": FakeLLM("llm", replace(quick, drafts=8))}) as pool:
-        asked = record(pool.engine("llm"))
+        requests = record(pool.engine("llm"))
         with_tools(ChatTeola(pool=pool, temperature=0.5)).invoke(QUESTION)
-        assert [one.drafts for one in asked] == [()]
+        assert [one.drafts for one in requests] == [()]
 
 
 def test_trace_summary_counts_drafted_and_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

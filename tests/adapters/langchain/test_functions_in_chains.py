@@ -400,8 +400,8 @@ class Answers:
         time.sleep(LATENCY_S)
         with self._lock:
             self._running -= 1
-        said = f"answer to {body['messages'][-1]['content']}"
-        return {"content": json.dumps({"text": said}) if "response_format" in body else said}
+        text = f"answer to {body['messages'][-1]['content']}"
+        return {"content": json.dumps({"text": text}) if "response_format" in body else text}
 
 
 answers = Answers()

@@ -52,7 +52,7 @@ def chain(kit: Any, joined: Callable[[Found], str]) -> Runnable[Any, Any]:
     return {"context": context, "question": lambda x: x["question"]} | ASK | kit.chat(4)
 
 
-def asked(kit: Any, fast: Any) -> tuple[Any, list[Span]]:
+def answer_and_spans(kit: Any, fast: Any) -> tuple[Any, list[Span]]:
     """The answer, and the spans of what was prefilled as the prompt grew."""
     kit.fresh()
     found = fast.invoke(ASKED)
@@ -64,9 +64,9 @@ def test_growing_prompt_prefix_is_prefilled_from_the_second_query(kit: Any, join
     plain = chain(kit, joined)
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
-    first, nothing = asked(kit, fast)
+    first, nothing = answer_and_spans(kit, fast)
     assert nothing == [], "the first query only looks whether the text grows at its end"
-    second, grown = asked(kit, fast)
+    second, grown = answer_and_spans(kit, fast)
     assert first == second == expected
     assert [span.outcome for span in grown] == ["done"] * len(grown) and 1 <= len(grown) <= 2
     assert all(span.tokens > 200 for span in grown), "two passages of 128 words each, at least"
@@ -80,7 +80,7 @@ def test_prompt_growing_before_its_end_is_not_prefilled(kit: Any, joined: Callab
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
     for _ in range(3):
-        answer, grown = asked(kit, fast)
+        answer, grown = answer_and_spans(kit, fast)
         assert answer == expected and grown == []
 
 
@@ -95,7 +95,7 @@ def test_opaque_code_is_not_run_for_partial_prefilling(kit: Any) -> None:
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
     for _ in range(3):
-        answer, grown = asked(kit, fast)
+        answer, grown = answer_and_spans(kit, fast)
         assert answer == expected and grown == []
     assert calls == [3] * 4
 
@@ -141,9 +141,9 @@ def test_prefix_predictions_are_kept_per_tenant(kit: Any) -> None:
 
 def test_prefix_predictions_are_kept_per_pool(kit: Any) -> None:
     fast = accelerate(chain(kit, in_order))
-    assert [bool(asked(kit, fast)[1]) for _ in range(2)][1]
+    assert [bool(answer_and_spans(kit, fast)[1]) for _ in range(2)][1]
     other = pool_kit(profiles.scaled(profiles.rtx3090(), 0.1))
     try:
-        assert asked(other, accelerate(chain(other, in_order)))[1] == []
+        assert answer_and_spans(other, accelerate(chain(other, in_order)))[1] == []
     finally:
         other.pool.close()

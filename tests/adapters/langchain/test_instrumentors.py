@@ -114,10 +114,10 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_global_tracer_records_only_the_runs_of_the_original(tracer: Tracer, name: str, entry: str) -> None:
     chain = CHAINS[name]()
-    heard = []
+    recorded_runs = []
     for runnable in (chain, accelerate(chain, concurrent=[Model, Shelf])):
         tracer.ended.clear()
         ENTRIES[entry](runnable)
-        heard.append(Counter(tracer.ended))
-    assert heard[0]
-    assert heard[1] == heard[0]
+        recorded_runs.append(Counter(tracer.ended))
+    assert recorded_runs[0]
+    assert recorded_runs[1] == recorded_runs[0]

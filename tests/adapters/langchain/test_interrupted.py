@@ -54,10 +54,10 @@ def extractor() -> Runnable[Any, Any]:
 
 
 def chain() -> Runnable[Any, Any]:
-    asked = {
+    calls = {
         name: ChatPromptTemplate.from_template(f"{name} of {{question}}") | Waits() for name in ("first", "second")
     }
-    both = RunnablePassthrough.assign(first=asked["first"]) | RunnablePassthrough.assign(second=asked["second"])
+    both = RunnablePassthrough.assign(first=calls["first"]) | RunnablePassthrough.assign(second=calls["second"])
     return (lambda question: {"question": question}) | both
 
 
@@ -98,15 +98,15 @@ class Heard(BaseCallbackHandler):
 def test_keyboard_interrupt_sends_the_callbacks_of_the_original(make: Callable[[], Runnable[Any, Any]]) -> None:
     seen = []
     for one in (make(), accelerate(make(), concurrent=[Waits])):
-        heard = Heard()
+        handler = Heard()
         HELD.clear()
         try:
             with pytest.raises(KeyboardInterrupt):
-                one.invoke("q", {"callbacks": [heard]})
+                one.invoke("q", {"callbacks": [handler]})
         finally:
             HELD.set()
         time.sleep(0.05)  # nothing comes after it
-        seen.append(heard.told)
+        seen.append(handler.told)
     assert seen[0] == seen[1]
     failed = [what for what, _ in seen[0] if "KeyboardInterrupt" in what]
     assert failed[0].startswith("model failed" if make is extractor else "chain failed")

@@ -40,8 +40,8 @@ class Listener:
         self.calls: list[ModelCall] = []
         self._breaks = breaks
 
-    def _note(self, what: str, *said: Any) -> None:
-        self.heard.append((what, *said))
+    def _note(self, what: str, *details: Any) -> None:
+        self.heard.append((what, *details))
         if what == self._breaks:
             raise RuntimeError("the listener broke")
 
@@ -75,7 +75,7 @@ def listening(pool: EnginePool, listener: Any, *, live: bool = True) -> Iterator
 
 @pytest.fixture
 def model(llm_pool: EnginePool, llm: ScriptedLLM) -> Any:
-    llm.answer = lambda asked: CALLS
+    llm.answer = lambda request: CALLS
     return ChatTeola(pool=llm_pool).bind_tools([add])
 
 
@@ -142,7 +142,7 @@ async def test_listener_gets_nothing_without_live_query_or_tools(model: Any, llm
 
 
 async def test_listener_gets_failure_of_the_answer(model: Any, llm_pool: EnginePool, llm: ScriptedLLM) -> None:
-    def broken(asked: Any) -> str:
+    def broken(request: Any) -> str:
         raise ValueError("no answer")
 
     llm.answer = broken

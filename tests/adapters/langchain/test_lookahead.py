@@ -65,7 +65,7 @@ def begun_early(trace: QueryTrace) -> list[Span]:
     return [span for span in trace.spans if ".ahead." in f".{span.primitive}" and span.engine]
 
 
-def asked(kit: Any, chain: Chain, given: Any, way: str) -> Any:
+def answer_of(kit: Any, chain: Chain, given: Any, way: str) -> Any:
     kit.fresh()
     if way == "ainvoke":
         return asyncio.run(chain.ainvoke(given))
@@ -77,8 +77,8 @@ def asked(kit: Any, chain: Chain, given: Any, way: str) -> Any:
 def test_branch_prefetching_gives_the_answers_of_the_original(kit: Any, name: str, way: str) -> None:
     chain = judged(kit, CHOICES[name](kit))
     fast = accelerate(chain)
-    plain = [asked(kit, chain, given, way) for given in QUESTIONS]
-    assert [asked(kit, fast, given, way) for given in QUESTIONS] == plain
+    plain = [answer_of(kit, chain, given, way) for given in QUESTIONS]
+    assert [answer_of(kit, fast, given, way) for given in QUESTIONS] == plain
     assert name in ("primary", "retried") or len(set(map(len, plain))) > 1, "both are chosen at times"
 
 
@@ -144,9 +144,9 @@ def test_user_code_of_an_arm_is_not_run_speculatively(kit: Any) -> None:
     fast = accelerate(chain)
     for given in QUESTIONS:
         calls.clear()
-        plain = asked(kit, chain, given, "invoke")
+        plain = answer_of(kit, chain, given, "invoke")
         once = list(calls)
-        assert asked(kit, fast, given, "invoke") == plain
+        assert answer_of(kit, fast, given, "invoke") == plain
         assert calls == once * 2
         assert sum(span.kind == "PREFILLING" for span in begun_early(fast.last_trace())) == 1
 

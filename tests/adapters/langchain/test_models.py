@@ -70,17 +70,19 @@ def test_accelerated_model_has_report_explain_and_trace(fakes: EnginePool) -> No
 
 
 def test_create_agent_accepts_an_accelerated_model(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
-    def answer(asked: Any) -> str:
-        called = asked.prompt.messages[-1].role == "tool"
+    def answer(request: Any) -> str:
+        called = request.prompt.messages[-1].role == "tool"
         return "done" if called else '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
     llm.answer = answer
     model = ChatTeola(pool=llm_pool)
     given = {"messages": [("user", "1 + 2?")]}
     plain, fast = (create_agent(one, [add]).invoke(given) for one in (model, accelerate(model)))
-    said = [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in plain["messages"]]
-    assert said[1][2] == [{"a": 1, "b": 2}] and said[2][:2] == ("tool", "3")
-    assert [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in fast["messages"]] == said
+    messages = [(m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in plain["messages"]]
+    assert messages[1][2] == [{"a": 1, "b": 2}] and messages[2][:2] == ("tool", "3")
+    assert [
+        (m.type, m.content, [c["args"] for c in getattr(m, "tool_calls", [])]) for m in fast["messages"]
+    ] == messages
 
 
 def test_accelerated_model_keeps_the_methods_of_its_class(fakes: EnginePool) -> None:
@@ -90,8 +92,8 @@ def test_accelerated_model_keeps_the_methods_of_its_class(fakes: EnginePool) -> 
     assert fast.bind_tools([add]).invoke(QUESTION).content == model.bind_tools([add]).invoke(QUESTION).content
     plain, made = model.with_structured_output(schema), fast.with_structured_output(schema)
     assert made.first.kwargs == plain.first.kwargs and made.first.bound is fast
-    [[said]] = fast.generate([[HumanMessage(QUESTION)]]).generations
-    assert said.text == model.invoke(QUESTION).content
+    [[generation]] = fast.generate([[HumanMessage(QUESTION)]]).generations
+    assert generation.text == model.invoke(QUESTION).content
     fields = fast.configurable_fields(max_tokens=ConfigurableField(id="m"))
     assert fields.invoke(QUESTION, {"configurable": {"m": 2}}).usage_metadata["output_tokens"] == 2
 
@@ -112,7 +114,7 @@ def test_call_with_arguments_sends_one_request(llm_pool: EnginePool, llm: Script
     fast.invoke(QUESTION, stop=["x"], max_tokens=3)
     fast.bind(max_tokens=4).invoke(QUESTION)
     RunnableLambda(lambda text: fast.invoke(text, max_tokens=5)).invoke(QUESTION)
-    assert [asked.sampling.max_tokens for asked in llm.asked] == [3, 4, 5]
+    assert [request.sampling.max_tokens for request in llm.asked] == [3, 4, 5]
 
 
 def test_accelerated_model_in_an_accelerated_chain_is_lowered(llm_pool: EnginePool, llm: ScriptedLLM) -> None:

@@ -81,12 +81,12 @@ def test_partial_prefilling_keeps_prompts_with_any_character() -> None:
         seen = record(llm)
         given = {"question": ODD}
         plain = chain.invoke(given).content
-        asked = [request.payload for request in seen]
+        expected_payloads = [request.payload for request in seen]
         seen.clear()
         fast = accelerate(chain)
         assert fast.invoke(given).content == plain
         made = [request.payload for request in seen if isinstance(request.payload, Generate)]
-        assert sorted(map(repr, made)) == sorted(map(repr, asked))
+        assert sorted(map(repr, made)) == sorted(map(repr, expected_payloads))
 
 
 # ------------------------------------------------------------ what was chunked

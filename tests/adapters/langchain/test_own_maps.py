@@ -33,13 +33,13 @@ WRITTEN = ["first of them", "second of them", "third of them"]
 def pool() -> Iterator[EnginePool]:
     """A model that writes lists, 3 ms a token."""
 
-    def said(prompt: Any, sampling: Any) -> str:
+    def answer(prompt: Any, sampling: Any) -> str:
         text = prompt.messages[-1].content
         if "twice" in text:
             return json.dumps([WRITTEN[0], WRITTEN[0], WRITTEN[1]])
         return json.dumps(WRITTEN) if "JSON" in text else "\n".join(WRITTEN) if "line" in text else f"said {len(text)}"
 
-    with EnginePool.local([FakeLLM("llm", profiles.scaled(profiles.rtx3090(), 0.1)["llm"], said)]) as made:
+    with EnginePool.local([FakeLLM("llm", profiles.scaled(profiles.rtx3090(), 0.1)["llm"], answer)]) as made:
         yield made
 
 
@@ -114,15 +114,19 @@ def test_list_item_is_requested_while_the_next_item_is_generated(name: str, way:
     make, given = CHAINS[name]
     ledger, llm = Ledger(), WritingLLM()
 
-    def asked(item: str) -> Callable[[], bool]:
+    def is_requested(item: str) -> Callable[[], bool]:
         return lambda: any(item in call for call in tuple(ledger.calls))
 
     def writes(prompt: Prompt) -> list[Written]:
         text = prompt.flat()
         first, second, third = WRITTEN
         if "JSON" in text:
-            return [f'["{first}", ', asked(first), f'"{second}", ', asked(second), f'"{third}"]']
-        return [f"{first}\n", asked(first), f"{second}\n", asked(second), third] if "line" in text else ["said"]
+            return [f'["{first}", ', is_requested(first), f'"{second}", ', is_requested(second), f'"{third}"]']
+        return (
+            [f"{first}\n", is_requested(first), f"{second}\n", is_requested(second), third]
+            if "line" in text
+            else ["said"]
+        )
 
     llm.writes = writes
     with EnginePool.local([llm]) as pool:

@@ -127,8 +127,8 @@ def test_no_later_call_is_made_if_a_check_raises(shape: str, check: str, way: st
     plain = observe(SHAPES[shape](alone, CHECKS[check]), way, QUESTION)
     found = observe(accelerate(SHAPES[shape](beside, CHECKS[check])), way, QUESTION)
     assert plain.failed and found.result == plain.result
-    asked = {call for call in beside.calls if not call.startswith("a: ")}  # which arms began is a race in plain, too
-    assert asked == {call for call in alone.calls if not call.startswith("a: ")} == set()
+    requests = {call for call in beside.calls if not call.startswith("a: ")}  # which arms began is a race in plain, too
+    assert requests == {call for call in alone.calls if not call.startswith("a: ")} == set()
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -166,10 +166,10 @@ def test_no_call_is_made_if_a_prompt_cannot_be_formatted(way: str) -> None:
         )
 
     alone, beside = Ledger(), Ledger(jitter=0.002)
-    asked = {"question": "no messages", "other": "what"}
-    plain = observe(chain(alone), way, asked)
+    inputs = {"question": "no messages", "other": "what"}
+    plain = observe(chain(alone), way, inputs)
     assert plain.failed
-    assert observe(accelerate(chain(beside)), way, asked) == plain
+    assert observe(accelerate(chain(beside)), way, inputs) == plain
     assert beside.calls == alone.calls == {}
 
 

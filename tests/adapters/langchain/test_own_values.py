@@ -30,11 +30,11 @@ class Reader(Chat):
     seen: list[str] = Field(default_factory=list)
 
     def _said(self, messages: list[BaseMessage]) -> str:
-        said = "|".join(str(m.content) for m in messages)
-        self.seen.append(said)
+        text = "|".join(str(m.content) for m in messages)
+        self.seen.append(text)
         if self.act is not None:
             self.act(messages)
-        return said
+        return text
 
     def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
         return self._answer([*messages[:-1], HumanMessage(self._said(messages))], None, None)
@@ -175,10 +175,10 @@ def test_call_with_uncopyable_input_is_not_prefetched(way: str) -> None:
 
     two = Reader()
     chain = assign(a=first(Reader())).assign(b=itemgetter("history") | two | StrOutputParser())
-    asked = {"question": "why", "history": [Mine("A")]}
+    inputs = {"question": "why", "history": [Mine("A")]}
     fast = accelerate(chain)
     assert fast._prefetch_plan is not None
-    assert observe(fast, way, asked).result == observe(chain, way, asked).result
+    assert observe(fast, way, inputs).result == observe(chain, way, inputs).result
     assert two.seen == ["A", "A"]
 
 

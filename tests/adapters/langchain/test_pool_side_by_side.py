@@ -64,7 +64,7 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked() -> Iterator[Asked]:
+def counted_pool() -> Iterator[Asked]:
     made = Asked()
     yield made
     made.pool.close()
@@ -78,20 +78,20 @@ def _extracted(model: Any) -> Chain:
     )
 
 
-def extractor(asked: Asked) -> Chain:
-    return _extracted(ChatTeola(pool=asked.pool, max_tokens=20))
+def extractor(counted_pool: Asked) -> Chain:
+    return _extracted(ChatTeola(pool=counted_pool.pool, max_tokens=20))
 
 
-def bound_extractor(asked: Asked) -> Chain:
-    return _extracted(asked.pool.bound(Chat(), "llm"))
+def bound_extractor(counted_pool: Asked) -> Chain:
+    return _extracted(counted_pool.pool.bound(Chat(), "llm"))
 
 
-def queries(asked: Asked) -> Chain:
-    return MultiQueryRetriever.from_llm(TeolaWebSearch(pool=asked.pool), Lines())
+def queries(counted_pool: Asked) -> Chain:
+    return MultiQueryRetriever.from_llm(TeolaWebSearch(pool=counted_pool.pool), Lines())
 
 
-def queries_of_an_ensemble(asked: Asked) -> Chain:
-    both = [asked.store.as_retriever(), TeolaWebSearch(pool=asked.pool)]
+def queries_of_an_ensemble(counted_pool: Asked) -> Chain:
+    both = [counted_pool.store.as_retriever(), TeolaWebSearch(pool=counted_pool.pool)]
     return MultiQueryRetriever.from_llm(EnsembleRetriever(retrievers=both, weights=[0.5, 0.5]), Lines())
 
 
@@ -107,19 +107,23 @@ def at_once(trace: QueryTrace, engine: str) -> int:
 
 @every
 @pytest.mark.parametrize("way", WAYS)
-def test_composite_on_a_pool_runs_three_calls_at_once(asked: Asked, make: Callable[[Asked], Chain], way: str) -> None:
-    plain, fast = make(asked), accelerate(make(asked), pool=asked.pool)
-    asked.prompts.clear()
-    expected, before = WAYS[way](plain), asked.prompts.copy()
-    asked.prompts.clear()
+def test_composite_on_a_pool_runs_three_calls_at_once(
+    counted_pool: Asked, make: Callable[[Asked], Chain], way: str
+) -> None:
+    plain, fast = make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)
+    counted_pool.prompts.clear()
+    expected, before = WAYS[way](plain), counted_pool.prompts.copy()
+    counted_pool.prompts.clear()
     assert WAYS[way](fast) == expected
-    assert asked.prompts == before
+    assert counted_pool.prompts == before
     assert at_once(fast.last_trace(), "llm" if before else "web") >= 3
 
 
 @every
-def test_composite_on_a_pool_sends_the_events_of_the_original(asked: Asked, make: Callable[[Asked], Chain]) -> None:
-    made = make(asked), accelerate(make(asked), pool=asked.pool)
+def test_composite_on_a_pool_sends_the_events_of_the_original(
+    counted_pool: Asked, make: Callable[[Asked], Chain]
+) -> None:
+    made = make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)
     seen = [observe(one, "invoke", "q", tags=["mine"], metadata={"n": 1}) for one in made]
     assert seen[0].events == seen[1].events
     assert seen[0].result == seen[1].result
@@ -145,18 +149,25 @@ class Order(BaseCallbackHandler):
 
 
 @every
-def test_composite_on_a_pool_sends_events_in_the_originals_order(asked: Asked, make: Callable[[Asked], Chain]) -> None:
-    heard = []
-    for chain in (make(asked), accelerate(make(asked), pool=asked.pool)):
+def test_composite_on_a_pool_sends_events_in_the_originals_order(
+    counted_pool: Asked, make: Callable[[Asked], Chain]
+) -> None:
+    events = []
+    for chain in (make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)):
         order = Order()
         chain.invoke("q", {"callbacks": [order]})
-        heard.append(order.heard)
-    assert heard[0] == heard[1]
+        events.append(order.heard)
+    assert events[0] == events[1]
 
 
 @every
-def test_speculate_off_and_max_concurrency_keep_calls_sequential(asked: Asked, make: Callable[[Asked], Chain]) -> None:
-    off, bounded = accelerate(make(asked), pool=asked.pool, speculate="off"), accelerate(make(asked), pool=asked.pool)
+def test_speculate_off_and_max_concurrency_keep_calls_sequential(
+    counted_pool: Asked, make: Callable[[Asked], Chain]
+) -> None:
+    off, bounded = (
+        accelerate(make(counted_pool), pool=counted_pool.pool, speculate="off"),
+        accelerate(make(counted_pool), pool=counted_pool.pool),
+    )
     off.invoke("q")
     bounded.invoke("q", {"max_concurrency": 1})
     for fast in (off, bounded):
@@ -165,15 +176,15 @@ def test_speculate_off_and_max_concurrency_keep_calls_sequential(asked: Asked, m
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_failing_composite_on_a_pool_sends_the_originals_events(asked: Asked, at: int) -> None:
+def test_failing_composite_on_a_pool_sends_the_originals_events(counted_pool: Asked, at: int) -> None:
     own = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     own.add_documents([Document(f"text {i}{' fails' * (i == at)}", id=str(i)) for i in range(3)])
     chain = ContextualCompressionRetriever(
-        base_compressor=LLMChainExtractor.from_llm(ChatTeola(pool=asked.pool, max_tokens=20)),
+        base_compressor=LLMChainExtractor.from_llm(ChatTeola(pool=counted_pool.pool, max_tokens=20)),
         base_retriever=own.as_retriever(),
     )
     seen = []
-    for one in (chain, accelerate(chain, pool=asked.pool)):
+    for one in (chain, accelerate(chain, pool=counted_pool.pool)):
         order = Order()
         with suppress(Exception):
             one.invoke("q", {"callbacks": [order]})
@@ -183,27 +194,29 @@ def test_failing_composite_on_a_pool_sends_the_originals_events(asked: Asked, at
     assert seen[0][-1].startswith("failed")
 
 
-def test_each_batch_input_is_a_separate_query(asked: Asked) -> None:
-    fast, inputs = accelerate(extractor(asked), pool=asked.pool, app="batch"), ["a", "b", "c", "d"]
-    assert fast.batch(inputs) == extractor(asked).batch(inputs)
+def test_each_batch_input_is_a_separate_query(counted_pool: Asked) -> None:
+    fast, inputs = accelerate(extractor(counted_pool), pool=counted_pool.pool, app="batch"), ["a", "b", "c", "d"]
+    assert fast.batch(inputs) == extractor(counted_pool).batch(inputs)
     deadline = time.monotonic() + 5
-    while len(made := [one for one in asked.pool.traces if one.app == "batch"]) < 4 and time.monotonic() < deadline:
+    while (
+        len(made := [one for one in counted_pool.pool.traces if one.app == "batch"]) < 4 and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     assert [sum(span.engine == "llm" for span in trace.spans) for trace in made] == [3, 3, 3, 3]
 
 
-def test_threads_allow_pool_objects_without_user_code(asked: Asked) -> None:
-    threads, pool = Threads(ThreadSafety()), asked.pool
+def test_threads_allow_pool_objects_without_user_code(counted_pool: Asked) -> None:
+    threads, pool = Threads(ThreadSafety()), counted_pool.pool
     model = ChatTeola(pool=pool)
     own = TeolaVectorStore(pool=pool, embedding=DeterministicFakeEmbedding(size=4), collection="c")
-    heard = ChatTeola(pool=pool, callbacks=[Order()])
+    model_with_callbacks = ChatTeola(pool=pool, callbacks=[Order()])
 
     class Changed(ChatTeola):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             return super()._generate(*args, **kwargs)
 
-    store = asked.store
+    store = counted_pool.store
     assert all(map(threads.allow, (model, store.as_retriever(), store.as_retriever(search_type="mmr"))))
-    refused = (heard, Changed(pool=pool), own.as_retriever(), TeolaIndexer(store=store), Notes())
+    refused = (model_with_callbacks, Changed(pool=pool), own.as_retriever(), TeolaIndexer(store=store), Notes())
     assert not any(map(threads.allow, refused))
     assert Threads(ThreadSafety((DeterministicFakeEmbedding,))).allow(own.as_retriever())

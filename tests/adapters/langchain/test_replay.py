@@ -195,7 +195,7 @@ def test_events_below_a_claimed_call_equal_the_originals(way: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 async def test_handlers_get_the_events_of_a_claimed_call_in_order(base: type[Any]) -> None:
-    heard: list[str] = []
+    events: list[str] = []
 
     class Handler(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -205,17 +205,17 @@ async def test_handlers_get_the_events_of_a_claimed_call_in_order(base: type[Any
 
         def _hears(self, text: Any) -> Any:
             def hear(*args: Any, **_: Any) -> None:
-                heard.append(text(*args))
+                events.append(text(*args))
 
             async def ahear(*args: Any, **_: Any) -> None:
-                heard.append(text(*args))
+                events.append(text(*args))
 
             return ahear if base is AsyncCallbackHandler else hear
 
     ledger = Ledger(meet=2)
     await accelerate(chain_of(ledger, SECONDS["streaming"](ledger))).ainvoke(QUESTION, {"callbacks": [Handler()]})
     assert ledger.most == 2
-    assert [one for one in heard if one] == ["start", "end", "start", "so ", "it ", "is", "end"]
+    assert [one for one in events if one] == ["start", "end", "start", "so ", "it ", "is", "end"]
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

@@ -69,8 +69,8 @@ def store_of(embeddings: Any) -> InMemoryVectorStore:
     return store
 
 
-def asking(said: str, one: Any) -> Chain:
-    return ChatPromptTemplate.from_template(said + " {question}") | one | StrOutputParser()
+def asking(text: str, one: Any) -> Chain:
+    return ChatPromptTemplate.from_template(text + " {question}") | one | StrOutputParser()
 
 
 def rag(retriever: Any, llm: Any) -> Chain:
@@ -263,9 +263,9 @@ def test_models_of_graph_nodes_are_served(stub: Stub) -> None:
     plain = graph.compile()
     fast = accelerate(plain, engines="auto")
     assert fast.invoke(QUESTION) == plain.invoke(QUESTION)
-    told = fast.explain()
+    explanation = fast.explain()
     assert {id(one.obj) for one in fast._teola.serving.bound} == {id(llm), id(hidden)}
-    assert "engine 'llm" in told and "left as it is" not in told
+    assert "engine 'llm" in explanation and "left as it is" not in explanation
 
 
 def test_engines_auto_creates_no_pool_without_models(stub: Stub) -> None:
@@ -300,8 +300,8 @@ def test_engines_dedicated_enables_prefix_caching(stub: Stub) -> None:
     fast = accelerate(asking("a", model(stub)), engines="dedicated")
     [bound] = fast.serving.bound
     assert fast.serving.pool.profiles[bound.engine].prefix_caching
-    asked = [path for path, _ in stub.asked]
-    assert asked, "it was tried out"
+    paths = [path for path, _ in stub.asked]
+    assert paths, "it was tried out"
     assert fast.invoke(QUESTION) == asking("a", model(stub)).invoke(QUESTION)
 
 

@@ -193,8 +193,8 @@ def test_retriever_with_own_callbacks_stays_sequential() -> None:
     ledger = Ledger(jitter=0.002)
     notes = Notes(ledger=ledger)
     vars(notes)["callbacks"] = [Order()]
-    heard = MultiQueryRetriever.from_llm(notes, Lines())
-    accelerate(heard, concurrent=OWN).invoke("q")
+    composite = MultiQueryRetriever.from_llm(notes, Lines())
+    accelerate(composite, concurrent=OWN).invoke("q")
     assert ledger.most == 1
 
 

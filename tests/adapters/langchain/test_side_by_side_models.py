@@ -40,10 +40,10 @@ class Tells(Counted):
     """Tells of tokens by itself, and asks another model on the way."""
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-        said = super()._generate(messages, stop, run_manager, **kwargs)
+        result = super()._generate(messages, stop, run_manager, **kwargs)
         if run_manager is not None:
             run_manager.on_llm_new_token("a token")
-        return said
+        return result
 
 
 def test_tokens_of_concurrent_calls_reach_their_own_runs() -> None:
@@ -127,11 +127,11 @@ class TellsText(Text):
     wrong: str = ""
 
     async def _acall(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
-        said = await super()._acall(prompt)
+        text = await super()._acall(prompt)
         await run_manager.on_llm_new_token(prompt)
         if prompt == self.wrong:
             raise ValueError(f"no {prompt}")
-        return said
+        return text
 
 
 @pytest.mark.parametrize("wrong", ["", "a", "b", "c"])

@@ -358,11 +358,11 @@ def test_store_engine_sends_the_events_of_the_original(
     store = make()
     app = store.as_retriever(search_kwargs={"k": k}) | RunnableLambda(described)
     fast = serve(store, app, pools)
-    heard: list[list[Any]] = []
+    events: list[list[Any]] = []
     for runnable in (app, fast):
         listener = Listener()
         with contextlib.suppress(Exception):
             runnable.invoke(QUERIES[0], {"callbacks": [listener]})
-        heard.append(listener.events)
-    assert heard[0] == heard[1]
-    assert len(heard[0]) == 2
+        events.append(listener.events)
+    assert events[0] == events[1]
+    assert len(events[0]) == 2

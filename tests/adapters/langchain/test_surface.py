@@ -33,10 +33,10 @@ class Heard(BaseCallbackHandler):
 
 
 async def test_handler_gets_llm_start_and_end(pool: EnginePool) -> None:
-    heard = Heard()
+    handler = Heard()
     fast = accelerate(PromptTemplate.from_template("{x}") | FakeListLLM(responses=["a"]), pool=pool)
-    assert await fast.ainvoke({"x": 1}, {"callbacks": [heard]}) == "a"
-    assert heard.names == ["start", "end"]
+    assert await fast.ainvoke({"x": 1}, {"callbacks": [handler]}) == "a"
+    assert handler.names == ["start", "end"]
 
 
 async def test_astream_events_include_llm_start(pool: EnginePool) -> None:

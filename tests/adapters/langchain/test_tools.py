@@ -50,9 +50,9 @@ def calls(message: Any) -> list[tuple[str, Any]]:
 
 def test_bound_tools_are_sent_to_the_engine(model: ChatTeola, llm: Any) -> None:
     model.bind_tools([add, Fact]).invoke("what is 1 + 2?")
-    (asked,) = llm.asked
-    assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "Fact"]
-    assert not asked.sampling.json_schema and "tools: " in asked.prompt.flat()
+    (request,) = llm.asked
+    assert [one["function"]["name"] for one in json.loads(request.prompt.tools)] == ["add", "Fact"]
+    assert not request.sampling.json_schema and "tools: " in request.prompt.flat()
     model.bind_tools([add], tool_choice="none").invoke("what is 1 + 2?")
     model.invoke("what is 1 + 2?")
     assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
@@ -65,7 +65,7 @@ def test_bound_tools_are_sent_to_the_engine(model: ChatTeola, llm: Any) -> None:
 def test_required_tool_choice_constrains_the_answer_to_a_call(
     model: ChatTeola, llm: Any, choice: Any, names: list[str]
 ) -> None:
-    llm.answer = lambda asked: call("add", a=1, b=2)
+    llm.answer = lambda request: call("add", a=1, b=2)
     made = model.bind_tools([add, Fact], tool_choice=choice).invoke("what is 1 + 2?")
     assert calls(made) == [("add", {"a": 1, "b": 2})] and made.content == ""
     schema = json.loads(llm.asked[0].sampling.json_schema)
@@ -89,7 +89,7 @@ def test_required_tool_choice_constrains_the_answer_to_a_call(
 async def test_tool_calls_are_parsed_from_free_answers(
     model: ChatTeola, llm: Any, text: str, rest: str, found: list[Any]
 ) -> None:
-    llm.answer = lambda asked: text
+    llm.answer = lambda request: text
     bound = model.bind_tools([add, Fact])
     streamed = list(bound.stream("hi"))
     for made in (bound.invoke("hi"), await bound.ainvoke("hi"), sum(streamed[1:], streamed[0])):
@@ -145,13 +145,13 @@ def test_schema_definitions_are_moved_to_the_root(model: ChatTeola, llm: Any) ->
 
 def test_streaming_model_returns_complete_tool_calls(model: ChatTeola, llm: Any) -> None:
     """As of a model that streams, also if the one that this stands for was set to stream."""
-    llm.answer = lambda asked: call("add", a=1, b=2)
+    llm.answer = lambda request: call("add", a=1, b=2)
     eager = ChatTeola(pool=model.pool, disable_streaming=False, streaming=True)
     assert calls(eager.bind_tools([add]).invoke("hi")) == [("add", {"a": 1, "b": 2})]
 
 
 def test_accelerated_chain_with_tools_sends_one_request(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
-    llm.answer = lambda asked: call("Fact", of="sheep")
+    llm.answer = lambda request: call("Fact", of="sheep")
     prompt = ChatPromptTemplate.from_template("{question}")
     chain = prompt | model.bind_tools([Fact], tool_choice="any") | PydanticToolsParser(tools=[Fact])
     fast = accelerate(chain, pool=llm_pool)
@@ -161,8 +161,8 @@ def test_accelerated_chain_with_tools_sends_one_request(model: ChatTeola, llm: A
 
 async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     """Ahead of user code that it does not depend on; ids are those of the plain object's own calls."""
-    llm.answer = lambda asked: call("Fact", of="sheep")
-    asked = ChatPromptTemplate.from_template("{question}") | model.bind_tools([Fact], tool_choice="any")
+    llm.answer = lambda request: call("Fact", of="sheep")
+    call_with_tools = ChatPromptTemplate.from_template("{question}") | model.bind_tools([Fact], tool_choice="any")
     seen: list[int] = []
 
     def slow(given: Any) -> int:
@@ -171,8 +171,8 @@ async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: 
         seen.append(len(llm.asked))
         return len(seen)
 
-    chain = RunnablePassthrough.assign(before=RunnableLambda(slow)) | RunnablePassthrough.assign(first=asked)
-    fast = accelerate(chain | RunnablePassthrough.assign(second=asked), pool=llm_pool)
+    chain = RunnablePassthrough.assign(before=RunnableLambda(slow)) | RunnablePassthrough.assign(first=call_with_tools)
+    fast = accelerate(chain | RunnablePassthrough.assign(second=call_with_tools), pool=llm_pool)
     made = fast.invoke({"question": "?"})
     assert seen[0] and len(llm.asked) == 2 and llm.asked[0].prompt.tools and llm.asked[0].sampling.json_schema
     assert calls(made["first"]) == calls(made["second"]) == [("Fact", {"of": "sheep"})]
@@ -184,16 +184,16 @@ async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: 
 def test_agent_runs_a_tool_and_answers(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
     """It adds, then it speaks."""
 
-    def answer(asked: Any) -> str:
-        last = asked.prompt.messages[-1]
+    def answer(request: Any) -> str:
+        last = request.prompt.messages[-1]
         return f"It is {last.content}." if last.role == "tool" else call("add", a=1, b=2)
 
     llm.answer = answer
     agent = create_agent(model, [add], system_prompt="Use your tools.")
     for one in (agent, accelerate(agent, pool=llm_pool)):
-        said = one.invoke({"messages": [HumanMessage("what is 1 + 2?")]})["messages"]
-        assert [type(m).__name__ for m in said] == ["HumanMessage", "AIMessage", "ToolMessage", "AIMessage"]
-        assert isinstance(said[-1], AIMessage) and said[-1].content == "It is 3."
+        messages = one.invoke({"messages": [HumanMessage("what is 1 + 2?")]})["messages"]
+        assert [type(m).__name__ for m in messages] == ["HumanMessage", "AIMessage", "ToolMessage", "AIMessage"]
+        assert isinstance(messages[-1], AIMessage) and messages[-1].content == "It is 3."
 
 
 @tool
@@ -212,13 +212,13 @@ def test_real_engine_generates_the_required_tool_call(session_llm: Any) -> None:
 
     _, tools = without_tools(described([feed, Fact], "feed"))
     assert tools is not None
-    asked = Generate(
+    payload = Generate(
         Prompt((Said("user", "Feed the lamb."),), tools=tools.definitions),
         Sampling(max_tokens=64, json_schema=tools.schema),
     )
 
     async def written() -> str:
-        async for result in session_llm.engine.execute([Request("tools", PrimitiveKind.PREFILLING, asked)]):
+        async for result in session_llm.engine.execute([Request("tools", PrimitiveKind.PREFILLING, payload)]):
             if isinstance(result, Done):
                 return str(result.value.text)
         raise AssertionError("no answer")
@@ -240,15 +240,15 @@ def test_chat_template_receives_the_tools() -> None:
         ) -> str:
             return f"{messages} {more}"
 
-    said = (Said("user", "hi"),)
+    prompt_messages = (Said("user", "hi"),)
     tokens = PromptTokens(Tokenizer())
-    assert "'tools': [{'a': 1}]" in tokens.render(Prompt(said, tools='[{"a": 1}]'))[0]
-    assert "tools" not in tokens.render(Prompt(said))[0]
+    assert "'tools': [{'a': 1}]" in tokens.render(Prompt(prompt_messages, tools='[{"a": 1}]'))[0]
+    assert "tools" not in tokens.render(Prompt(prompt_messages))[0]
 
 
 def test_bound_model_sends_its_openai_tools(llm: Any, llm_pool: EnginePool) -> None:
     """It stands for a model of the user's own, whose tools are spelled as OpenAI does."""
-    llm.answer = lambda asked: call("add", a=1, b=2)
+    llm.answer = lambda request: call("add", a=1, b=2)
     own = FakeListChatModel(responses=["none"])
     bound = own.bind(tools=[convert_to_openai_tool(add)], tool_choice={"type": "function", "function": {"name": "add"}})
     chain = ChatPromptTemplate.from_template("{question}") | bound

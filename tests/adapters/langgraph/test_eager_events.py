@@ -49,8 +49,8 @@ def asks_others(at: World, *, coroutine: bool) -> Any:
     async def alook(topic: str) -> str:
         """Looks."""
         at.ran.append(topic)
-        said = await chain.ainvoke({"x": topic})
-        return str(said.content) + (await Docs(tags=["docs"]).ainvoke(topic))[0].page_content
+        reply = await chain.ainvoke({"x": topic})
+        return str(reply.content) + (await Docs(tags=["docs"]).ainvoke(topic))[0].page_content
 
     made: Any = tool("look", tags=["looking"], metadata={"tool": True}) if False else tool("look")(look)
     made.tags, made.metadata = ["looking"], {"tool": True}
@@ -119,7 +119,7 @@ def test_handlers_get_calls_inside_a_prefetched_tool_when_claimed(
 ) -> None:
     plain = KINDS[kind](at.model, [asks_others(at, coroutine=coroutine)])
 
-    def heard(graph: Any, *more: Any) -> list[Any]:
+    def events_of(graph: Any, *more: Any) -> list[Any]:
         at.ran.clear()
         at.writes(call("look", topic="sheep"), *more)
         handler = Sync() if way == "invoke" else Async()
@@ -132,7 +132,7 @@ def test_handlers_get_calls_inside_a_prefetched_tool_when_claimed(
         return handler.told
 
     fast = at.fast(plain)
-    assert heard(fast, at.has_run()) == heard(plain)
+    assert events_of(fast, at.has_run()) == events_of(plain)
     assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 

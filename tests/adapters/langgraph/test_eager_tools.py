@@ -101,11 +101,11 @@ def test_parallel_tool_calls_overlap_and_equal_ones_run_twice(at: World, way: st
 @pytest.mark.parametrize("way", WAYS)
 def test_prefetched_tool_may_call_an_accelerated_chain(at: World, way: str) -> None:
     """It takes what was asked for when the call of the tool was written, and asks for nothing twice."""
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def writes(prompt: Any) -> list[Any]:
         text = prompt.messages[-1].content
-        asked.append(text)
+        prompts.append(text)
         if prompt.messages[-1].role == "tool":
             return ["done"]
         return ["summed"] if text.startswith("Sum up") else ["I look. ", call("sums", city="Rome"), " So."]
@@ -123,8 +123,8 @@ def test_prefetched_tool_may_call_an_accelerated_chain(at: World, way: str) -> N
     at.llm.writes = writes
     seen = []
     for graph in (agent(at.model, [summing(plain)]), at.fast(agent(at.model, [summing(at.fast(plain))]))):
-        asked.clear()
-        seen.append((said(run(graph, way)), sorted(asked)))
+        prompts.clear()
+        seen.append((said(run(graph, way)), sorted(prompts)))
     assert seen[0] == seen[1]
 
 
@@ -137,10 +137,10 @@ def test_error_of_a_prefetched_tool_is_raised_when_claimed(at: World, way: str, 
         run(at.fast(broken), way)
     assert at.llm.came == [True] and at.ran == [("Rome", 1)]
     at.ran.clear()
-    told = weather_of(at, coroutine=coroutine, raises=ToolException("ask later")).model_copy(
+    handled_tool = weather_of(at, coroutine=coroutine, raises=ToolException("ask later")).model_copy(
         update={"handle_tool_error": True}
     )
-    assert said(run(at.fast(agent(at.model, [told])), way))[2][1:4] == ("ask later", "weather", "error")
+    assert said(run(at.fast(agent(at.model, [handled_tool])), way))[2][1:4] == ("ask later", "weather", "error")
     assert at.ran == [("Rome", 1)]
 
 
@@ -246,12 +246,12 @@ def test_failed_answer_cancels_its_prefetched_tools(at: World) -> None:
     fast = at.fast(agent(at.model, [endless]))
     at.writes(call("endless", city="Rome"), breaks)
 
-    async def asked() -> None:
+    async def run_agent() -> None:
         with pytest.raises(EngineError):
             await fast.ainvoke(GIVEN)
         await asyncio.sleep(0.05)
 
-    asyncio.run(asked())
+    asyncio.run(run_agent())
     assert at.ran == gone == ["Rome"] and outcomes(fast) == ["wasted"]
 
 
@@ -272,7 +272,7 @@ def test_cancelled_agent_call_cancels_its_prefetched_tool(at: World) -> None:
     fast = at.fast(agent(at.model, [endless]))
     at.writes(call("endless", city="Rome"), at.has_run())
 
-    async def asked() -> None:
+    async def run_agent() -> None:
         task = asyncio.create_task(fast.ainvoke(GIVEN))
         while not at.llm.came:
             await asyncio.sleep(0.005)
@@ -281,7 +281,7 @@ def test_cancelled_agent_call_cancels_its_prefetched_tool(at: World) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    asyncio.run(asked())
+    asyncio.run(run_agent())
     assert at.ran == gone == ["Rome"]
 
 
@@ -390,11 +390,13 @@ def test_agent_inside_a_tool_prefetches_its_own_tools(at: World) -> None:
         return agent(at.model, [expert, weather])
 
     def writes(prompt: Any) -> list[Any]:
-        asked = prompt.messages[-1].content
+        question = prompt.messages[-1].content
         if prompt.messages[-1].role == "tool":
             return ["done"]
         return (
-            [call("weather", city="Rome"), at.has_run()] if asked == "inside" else [call("expert", question="inside")]
+            [call("weather", city="Rome"), at.has_run()]
+            if question == "inside"
+            else [call("expert", question="inside")]
         )
 
     at.llm.writes = writes
@@ -422,11 +424,11 @@ def search(at: World) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_search_tool_is_prefetched_while_its_call_is_generated(at: World, search: Any, kind: str, way: str) -> None:
     plain = KINDS[kind](at.model, [search, weather_of(at)])
-    asked = at.store.batches
-    at.writes(call("search", query="sheep"), lambda: at.store.batches > asked, " So.")
+    batches_before = at.store.batches
+    at.writes(call("search", query="sheep"), lambda: at.store.batches > batches_before, " So.")
     fast = at.fast(plain)
     made = run(fast, way)
-    assert at.llm.came == [True] and at.store.batches == asked + 1, "one search, and it is early"
+    assert at.llm.came == [True] and at.store.batches == batches_before + 1, "one search, and it is early"
     at.writes(call("search", query="sheep"), " So.")
     assert said(made) == said(run(plain, way)) and "sheep eat" in made[2].content
     kinds = [span.primitive for span in fast.last_trace().spans if span.kind == "SEARCHING"]
@@ -465,12 +467,12 @@ def test_search_inside_a_tool_function_is_prefetched_on_the_pool(at: World, sear
         at.ran.append(topic)
         return "; ".join(one.page_content for one in retriever.invoke(f"what do {topic} eat?"))
 
-    asked = at.store.batches
-    at.writes(call("look", topic="sheep"), lambda: at.store.batches > asked, lambda: not at.ran)
+    batches_before = at.store.batches
+    at.writes(call("look", topic="sheep"), lambda: at.store.batches > batches_before, lambda: not at.ran)
     plain = agent(at.model, [look])
     fast = at.fast(plain)
     made = run(fast, "invoke")
-    assert at.llm.came == [True, True] and at.store.batches == asked + 1 and at.ran == ["sheep"]
+    assert at.llm.came == [True, True] and at.store.batches == batches_before + 1 and at.ran == ["sheep"]
     at.writes(call("look", topic="sheep"))
     assert said(made) == said(run(plain, "invoke"))
 

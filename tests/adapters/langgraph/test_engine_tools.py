@@ -81,8 +81,8 @@ def test_error_of_a_tool_on_an_engine_is_raised(at: World, way: str) -> None:
     for graph in (agent(at.model, on_engine(tools, at.pool)), at.fast(agent(at.model, on_engine(tools, at.pool)))):
         with pytest.raises(ZeroDivisionError, match="no weather"):
             run(graph, way)
-    at.pool.add(tool_engine(told := [tools_of(at, ToolException("later"))[0]], "others"))
-    moved = on_engine(told, at.pool, "others")[0].model_copy(update={"handle_tool_error": True})
+    at.pool.add(tool_engine(handled_tools := [tools_of(at, ToolException("later"))[0]], "others"))
+    moved = on_engine(handled_tools, at.pool, "others")[0].model_copy(update={"handle_tool_error": True})
     assert said(run(agent(at.model, [moved]), way))[2][1] == "later"
 
 

@@ -329,12 +329,12 @@ def test_explain_describes_an_agent(pool: EnginePool) -> None:
     tools = [create_retriever_tool(store(pool), "search", "Finds documents."), weather, pay]
     model = ChatTeola(pool=pool)
     text = accelerate(create_agent(model, tools, system_prompt=RULE)).explain(details=True)
-    told = {line for line in text.splitlines() if line.startswith(("prefetched", "in place", "shared", "model"))}
-    assert told == {
+    lines = {line for line in text.splitlines() if line.startswith(("prefetched", "in place", "shared", "model"))}
+    assert lines == {
         "shared  model  model_node  model (an agent's model)",
         "shared  tools  ToolNode    (each tool runs once; pool-backed objects that it calls join the query)",
         "model -> tools or the end, as model_to_tools says",
-        next(line for line in told if line.startswith("model: <") and line.endswith("tokens>{messages}")),
+        next(line for line in lines if line.startswith("model: <") and line.endswith("tokens>{messages}")),
         f"in place    model    llm   {Reason.PREFILLED.text}",
         "prefetched  search   tool  its engine work begins when the model has written its call",
         "prefetched  weather  tool  it runs when the model has written its call",

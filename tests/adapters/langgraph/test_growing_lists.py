@@ -84,15 +84,15 @@ def graded_async(pool: EnginePool) -> Any:
     async def grade(state: State) -> dict[str, Any]:
         kept = []
         for one in state["documents"]:
-            said = await llm.ainvoke(f"Is it good? {one}")
-            if said.content.startswith("yes"):
+            reply = await llm.ainvoke(f"Is it good? {one}")
+            if reply.content.startswith("yes"):
                 kept.append(one)
         return {"documents": kept}
 
     async def answer(state: State) -> dict[str, Any]:
         passages = "\n".join(state["documents"])
-        said = await llm.ainvoke(f"Answer {state['question']} Passages: {passages}")
-        return {"answer": said.content}
+        reply = await llm.ainvoke(f"Answer {state['question']} Passages: {passages}")
+        return {"answer": reply.content}
 
     graph = StateGraph(State).add_node(grade).add_node(answer).add_edge(START, "grade")
     return graph.add_edge("grade", "answer").add_edge("answer", END).compile()

@@ -59,7 +59,7 @@ class Steps:
             self.ends[name].set()
 
 
-def asked(fast: Any, way: str = "invoke", config: Any = None) -> threading.Thread:
+def start_call(fast: Any, way: str = "invoke", config: Any = None) -> threading.Thread:
     """A call of the agent, beside the test."""
 
     def ask() -> None:
@@ -90,7 +90,7 @@ def test_tool_results_are_prefilled_in_prompt_order_as_they_arrive(at: World, ki
     steps = Steps(at)
     at.writes(call("one"), call("two"), call("three"))
     fast = at.fast(KINDS[kind](at.model, steps.tools()))
-    thread = asked(fast, way)
+    thread = start_call(fast, way)
     steps.end("two")
     until(lambda: at.ran == ["two"])
     threading.Event().wait(0.05)
@@ -110,7 +110,7 @@ def test_tool_results_are_prefilled_in_prompt_order_as_they_arrive(at: World, ki
 def test_long_answer_is_prefilled_before_any_tool_result(at: World) -> None:
     steps = Steps(at)
     at.writes(LONG, call("one", text="x"))
-    thread = asked(at.fast(agent(at.model, steps.tools())))
+    thread = start_call(at.fast(agent(at.model, steps.tools())))
     until(lambda: len(at.llm.warmed) == 1)
     steps.end("one")
     thread.join(5)
@@ -158,7 +158,7 @@ def test_finished_tool_results_are_not_prefilled(at: World) -> None:
     run(fast, "invoke")
     assert at.llm.warmed == [] and at.llm.came == [True]
     at.writes(*calls, call("one", text="x"))
-    thread = asked(fast)
+    thread = start_call(fast)
     until(lambda: at.llm.warmed and at.llm.warmed[-1].known_prefix().count("sheep eat") == 2)
     steps.end("one")
     thread.join(5)
@@ -210,7 +210,7 @@ def test_prefilling_of_the_next_prompt_keeps_the_tenant(at: World) -> None:
     at.llm.execute = watched  # type: ignore[method-assign]
     steps = Steps(at)
     at.writes(LONG, call("one", text="x"))
-    thread = asked(at.fast(agent(at.model, steps.tools())), config={"configurable": {"teola_tenant": "acme"}})
+    thread = start_call(at.fast(agent(at.model, steps.tools())), config={"configurable": {"teola_tenant": "acme"}})
     until(lambda: len(at.llm.warmed) == 1)
     steps.end("one")
     thread.join(5)
@@ -230,9 +230,9 @@ def test_unsupported_tool_result_raises_the_error_of_the_original(at: World, cap
 
     at.writes(call("words"), call("picture"), call("words"))
     plain = agent(at.model, [words, picture])
-    with pytest.raises(Exception, match="image_url") as told:
+    with pytest.raises(Exception, match="image_url") as raised:
         run(plain, "invoke")
-    with pytest.raises(type(told.value), match="image_url"):
+    with pytest.raises(type(raised.value), match="image_url"):
         run(at.fast(plain), "invoke")
     assert "please report it" not in caplog.text
 

@@ -120,7 +120,7 @@ def deep(model: Any) -> Callable[[State], State]:
 
 
 def with_default(model: Any) -> Any:
-    def node(state: State, asked: Any = model) -> State:
+    def node(state: State, called_model: Any = model) -> State:
         return {}
 
     return node

@@ -270,7 +270,7 @@ async def test_cancelled_call_cancels_prefetched_tool_and_sends_error_events(at:
         """Look at a city."""
         return str(await waiting.ainvoke(city))
 
-    async def heard(graph: Any, *until: Any) -> list[Any]:
+    async def ended_events(graph: Any, *until: Any) -> list[Any]:
         at.ran.clear()
         at.writes(call("look", city="Rome"), *until)
         handler = Ends()
@@ -286,9 +286,9 @@ async def test_cancelled_call_cancels_prefetched_tool_and_sends_error_events(at:
 
     plain = agent(at.model, [look])
     fast = at.fast(plain)
-    events = await heard(fast, at.has_run())
+    events = await ended_events(fast, at.has_run())
     assert at.llm.came == [True]
-    assert events == await heard(plain) == [("start", "waiting"), ("error", "CancelledError")]
+    assert events == await ended_events(plain) == [("start", "waiting"), ("error", "CancelledError")]
     assert speculative_outcomes(fast) == ["wasted"]
 
 

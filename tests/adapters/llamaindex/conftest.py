@@ -42,7 +42,7 @@ def collection() -> str:
 
 
 @pytest.fixture
-def asked(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def payloads(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The payloads of all calls of the pool, in order."""
     found: list[Any] = []
     call = pool.runtime.call

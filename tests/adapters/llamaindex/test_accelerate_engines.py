@@ -46,7 +46,7 @@ def wasted(trace: QueryTrace | None) -> list[str]:
     return [s.primitive for s in trace.spans if s.outcome == "wasted"]
 
 
-def asked(llm: ScriptedLLM) -> Counter[str]:
+def prompts_of(llm: ScriptedLLM) -> Counter[str]:
     """The prompts that reached the model."""
     return Counter(one.prompt.flat() for one in llm.asked)
 
@@ -61,7 +61,7 @@ def test_all_model_calls_of_a_query_engine_are_prefetched(
     for engine in (plain, fast):
         llm.clear()
         answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
-        prompts.append(asked(llm))
+        prompts.append(prompts_of(llm))
     assert shown(answers[1]) == shown(answers[0])
     assert prompts[1] == prompts[0]
     trace = fast.last_trace()
@@ -116,7 +116,7 @@ def test_partly_known_engine_sends_each_prompt_once(stock: Library, llm: Scripte
     for one in (engine, fast := accelerate(engine)):
         llm.clear()
         answers.append(shown(one.query(ASKED)))
-        prompts.append(asked(llm))
+        prompts.append(prompts_of(llm))
     assert answers[0] == answers[1] and prompts[0] == prompts[1] and wasted(fast.last_trace()) == []
 
 
@@ -131,7 +131,7 @@ def test_retry_source_engine_judges_sources_concurrently(
         judge = RelevancyEvaluator(llm=stock.llm, raise_error=strict)
         return RetrySourceQueryEngine(stock.rag(k=2), judge, llm=stock.llm, max_retries=retries)
 
-    llm.answer = lambda asked: "NO" if "YES" in asked.prompt.flat() else reply(asked)
+    llm.answer = lambda request: "NO" if "YES" in request.prompt.flat() else reply(request)
     answers, prompts = [], list[Counter[str]]()
     for engine in (make(), fast := accelerate(make())):
         llm.asked.clear()
@@ -140,7 +140,7 @@ def test_retry_source_engine_judges_sources_concurrently(
                 engine.query(ASKED)
         else:
             answers.append(shown(engine.query(ASKED)))
-        prompts.append(asked(llm))
+        prompts.append(prompts_of(llm))
     trace = fast.last_trace()
     assert answers[:1] == answers[1:] and prompts[0] == prompts[1] and wasted(trace) == []
     if retries and not strict:

@@ -73,7 +73,7 @@ def test_updated_prompts_apply_to_the_next_query(stock: Library, llm: ScriptedLL
     )
     llm.asked.clear()
     fast.query(ASKED)
-    assert any("for what is there now" in asked.prompt.flat() for asked in llm.asked)
+    assert any("for what is there now" in request.prompt.flat() for request in llm.asked)
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
 
 
@@ -115,8 +115,8 @@ def test_report_and_explain_describe_a_lowered_engine(stock: Library) -> None:
         "engine._node_postprocessors[0]",
         "engine._response_synthesizer",
     ]
-    told = fast.explain(details=True)
-    assert "FOLD" in told and "decoding-pipelining" in told and "e-graph" in told
+    explanation = fast.explain(details=True)
+    assert "FOLD" in explanation and "decoding-pipelining" in explanation and "e-graph" in explanation
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -152,10 +152,10 @@ def test_query_without_gain_is_only_traced(stock: Library) -> None:
 
 
 def talks(stock: Library) -> dict[str, Any]:
-    said = [ChatMessage(role="user", content="hello"), ChatMessage(role="assistant", content="hi")]
+    history = [ChatMessage(role="user", content="hello"), ChatMessage(role="assistant", content="hi")]
 
     def memory() -> Any:
-        return ChatMemoryBuffer.from_defaults(chat_history=list(said), token_limit=3000)
+        return ChatMemoryBuffer.from_defaults(chat_history=list(history), token_limit=3000)
 
     return {
         "condense question": lambda: CondenseQuestionChatEngine.from_defaults(
@@ -207,9 +207,9 @@ def test_streamed_chat_is_traced_to_its_end(stock: Library, llm: ScriptedLLM, na
     """The writer of its history reads the stream, on a thread or in a task that outlives the call."""
     fast, spoken = accelerate(short_talks(stock)[name]()), threading.Event()
 
-    def late(asked: Any) -> str:
+    def late(request: Any) -> str:
         assert spoken.wait(10)
-        return reply(asked)
+        return reply(request)
 
     def open_still() -> bool:
         still = not fast.__teola_session__.last.trace.done()
@@ -281,16 +281,16 @@ def test_first_chat_message_is_not_condensed(stock: Library, llm: ScriptedLLM, n
     llm.asked.clear()
     fast.chat("what sails")
     assert "search queries" in llm.asked[0].prompt.flat() and "what sails" in llm.asked[0].prompt.flat()
-    assert not any("tandalone question" in asked.prompt.flat() for asked in llm.asked)
+    assert not any("tandalone question" in request.prompt.flat() for request in llm.asked)
 
 
 def test_steps_of_an_unplanned_composite_are_prefetched(stock: Library, llm: ScriptedLLM) -> None:
-    def stepwise(asked: Any) -> str:
-        text = asked.prompt.flat()
+    def stepwise(request: Any) -> str:
+        text = request.prompt.flat()
         return (
             ("None" if "Passage" in text or "said" in text else "what sails")
             if "New question" in text
-            else reply(asked)
+            else reply(request)
         )
 
     llm.answer = stepwise
@@ -309,10 +309,10 @@ def test_steps_of_an_unplanned_composite_are_prefetched(stock: Library, llm: Scr
 def test_each_retry_of_an_engine_is_prefetched(stock: Library, llm: ScriptedLLM, way: str) -> None:
     judged: list[str] = []
 
-    def strict(asked: Any) -> str:
-        if "YES" not in asked.prompt.flat():
-            return reply(asked)
-        judged.append(asked.prompt.flat())
+    def strict(request: Any) -> str:
+        if "YES" not in request.prompt.flat():
+            return reply(request)
+        judged.append(request.prompt.flat())
         return "NO" if len(judged) <= 2 else "YES"
 
     llm.answer = strict
@@ -458,14 +458,14 @@ async def test_sync_model_call_in_aquery_does_not_block_the_loop(stock: Library,
     seen: list[int] = []
     during = threading.Event()
 
-    def slow(asked: Any) -> str:
-        if "Context information" not in asked.prompt.flat() and not during.is_set():
+    def slow(request: Any) -> str:
+        if "Context information" not in request.prompt.flat() and not during.is_set():
             during.set()
             before, until = ticks, time.monotonic() + 5
             while ticks < before + 3 and time.monotonic() < until:
                 time.sleep(0.001)
             seen.append(ticks - before)
-        return reply(asked)
+        return reply(request)
 
     llm.answer = slow
     fast = accelerate(ENGINES["hyde"](stock))

@@ -46,7 +46,7 @@ def run(workflow: Any, **given: Any) -> Any:
     return asyncio.run(played())
 
 
-def asked(trace: Any, engine: str = "llm") -> int:
+def request_count(trace: Any, engine: str = "llm") -> int:
     return len([span for span in trace.spans if span.engine == engine and span.kind != "PARTIAL_PREFILLING"])
 
 
@@ -114,7 +114,7 @@ def test_copy_of_an_accelerated_agent_has_own_attributes_and_trace(here: Stage) 
 def test_accelerating_an_accelerated_agent_replaces_its_options(here: Stage) -> None:
     fast = accelerate(accelerate(agents.function(here), pool=here.pool), pool=here.pool, app="again")
     run(fast, user_msg=do([call("add", a=1, b=2)]))
-    assert asked(fast.last_trace()) == 2 and fast.last_trace().app == "again"
+    assert request_count(fast.last_trace()) == 2 and fast.last_trace().app == "again"
 
 
 def test_agent_subclass_with_overridden_step_runs_that_step(here: Stage) -> None:
@@ -150,7 +150,7 @@ def closed_over(model: Any) -> Workflow:
 def test_pool_of_the_models_of_steps_is_found(here: Stage, make: Any) -> None:
     fast = accelerate(make(here))
     run(fast, **({"user_msg": "hi"} if isinstance(fast, FunctionAgent | AgentWorkflow) else {}))
-    assert asked(fast.last_trace()) >= 1
+    assert request_count(fast.last_trace()) >= 1
 
 
 def test_workflow_with_two_pools_raises(here: Stage) -> None:
@@ -202,14 +202,14 @@ def test_trace_has_all_requests_of_the_steps(here: Stage, make: Any, prompts: in
     fast = accelerate(make(here), pool=here.pool, app="flows")
     run(fast)
     trace = fast.last_trace()
-    assert (asked(trace), trace.app, trace.outcome) == (prompts, "flows", "closed")
+    assert (request_count(trace), trace.app, trace.outcome) == (prompts, "flows", "closed")
 
 
 def test_workflow_in_a_step_joins_the_outer_query(here: Stage) -> None:
     inner = accelerate(flows.Rag(here), pool=here.pool)
     outer = accelerate(flows.Outer(here, inner), pool=here.pool)
     run(outer)
-    assert asked(outer.last_trace()) == 2 and inner.last_trace().query_id == outer.last_trace().query_id
+    assert request_count(outer.last_trace()) == 2 and inner.last_trace().query_id == outer.last_trace().query_id
 
 
 def test_concurrent_runs_are_separate_queries(here: Stage) -> None:
@@ -221,7 +221,7 @@ def test_concurrent_runs_are_separate_queries(here: Stage) -> None:
         return [run.trace.result(5) for _, run in begun]
 
     found = asyncio.run(played())
-    assert len({one.query_id for one in found}) == 4 and {asked(one) for one in found} == {1}
+    assert len({one.query_id for one in found}) == 4 and {request_count(one) for one in found} == {1}
 
 
 def test_accelerated_engines_in_a_workflow_run_as_subplans(here: Stage) -> None:
@@ -263,7 +263,7 @@ def test_accelerated_member_of_a_team_joins_its_query(here: Stage) -> None:
     fast = accelerate(team, pool=here.pool)
     run(fast, user_msg=do([call("look", at="sea"), call("look", at="ivory tower")]))
     kinds = [span.kind for span in fast.last_trace().spans]
-    assert asked(fast.last_trace()) == 2 and "PARTIAL_PREFILLING" in kinds
+    assert request_count(fast.last_trace()) == 2 and "PARTIAL_PREFILLING" in kinds
 
 
 def test_report_lists_steps_models_and_tools(here: Stage) -> None:
@@ -344,7 +344,7 @@ def test_query_stays_open_while_a_human_answers(here: Stage) -> None:
         await handler
 
     asyncio.run(played())
-    assert asked(fast.last_trace()) == 2
+    assert request_count(fast.last_trace()) == 2
 
 
 def test_overridden_run_method_is_traced(here: Stage) -> None:
@@ -353,7 +353,7 @@ def test_overridden_run_method_is_traced(here: Stage) -> None:
             return await super().run(**kwargs)
 
     fast = accelerate(Own(here), pool=here.pool)
-    assert run(fast) == run(flows.Rag(here)) and asked(fast.last_trace()) == 1
+    assert run(fast) == run(flows.Rag(here)) and request_count(fast.last_trace()) == 1
 
 
 def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
@@ -391,7 +391,10 @@ def test_bound_llm_of_an_agent_runs_on_the_engine(here: Stage, make: Any) -> Non
     functions = isinstance(member, FunctionAgent)
     rounds = [[call("add", a=1, b=2)]] if functions else [agents.act("add", a=1, b=2), agents.DONE]
     run(fast, user_msg=do(*rounds))
-    assert asked(fast.last_trace()) == 2 and ("tool: 3" if functions else "Observation: 3") in here.reached.prompts[-1]
+    assert (
+        request_count(fast.last_trace()) == 2
+        and ("tool: 3" if functions else "Observation: 3") in here.reached.prompts[-1]
+    )
     assert member.llm is own and fast.original is agent
 
 
@@ -401,7 +404,7 @@ def test_bound_llm_of_a_workflow_runs_on_the_engine(here: Stage) -> None:
     workflow.llm = own  # type: ignore[assignment]
     fast = accelerate(workflow, pool=here.pool, bind=[(own, "llm")])
     run(fast)
-    assert asked(fast.last_trace()) == 1
+    assert request_count(fast.last_trace()) == 1
     assert workflow.llm is own
     assert fast.llm is own
 

@@ -93,7 +93,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_bound_openai_like_gives_the_originals_answers_and_events(served, own, way, options):
     """Values, types, errors, callbacks, events and spans."""
 
-    def heard(model: Any) -> Any:
+    def observed(model: Any) -> Any:
         recorder = Recorder()
         model.callback_manager = CallbackManager([recorder])
         with recorded(recorder):
@@ -104,7 +104,7 @@ def test_bound_openai_like_gives_the_originals_answers_and_events(served, own, w
         return value, recorder.callbacks, recorder.events, recorder.spans
 
     model = own(**options)
-    assert heard(bound(own(**options), "llm", served)) == heard(model)
+    assert observed(bound(own(**options), "llm", served)) == observed(model)
 
 
 def test_chat_completions_of_a_bound_llm_use_the_engine(served, own, stub):
@@ -126,11 +126,11 @@ def test_chat_completions_of_a_bound_llm_use_the_engine(served, own, stub):
 def test_bound_llm_sends_images_as_the_original(served, own, stub):
     """`TeolaLLM` refuses them; a bound one writes the request itself."""
     picture = ImageBlock(url="http://localhost/x.png")
-    asked = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
+    messages = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
     model = own()
     stub.asked.clear()
     for one in (model, bound(own(), "llm", served)):
-        one.chat(asked)
+        one.chat(messages)
     plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.asked)
     assert carried == plain and any(part["type"] == "image_url" for part in carried[0])
 
@@ -234,7 +234,7 @@ def test_bound_function_calling_llm_still_calls_functions(pool, stub, own, llm):
     made = bound(own(is_function_calling_model=True), "llm", pool)
     assert isinstance(made, OpenAILike) and made.metadata.is_function_calling_model
     assert worker_of(made).metadata.is_function_calling_model
-    llm.answer = lambda asked: '{"name": "same", "arguments": {"of": "a"}}'
+    llm.answer = lambda request: '{"name": "same", "arguments": {"of": "a"}}'
     tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
     [call] = made.get_tool_calls_from_response(made.chat_with_tools([tool], "which?"))
     assert (call.tool_name, call.tool_kwargs) == ("same", {"of": "a"})
@@ -279,7 +279,7 @@ def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, 
     stub.asked.clear()
     stub.go.clear()
     late = RequestContext(tenant="acme", deadline=served.runtime.time() + 1.0)
-    asked = [ChatMessage("slowly")]
+    messages = [ChatMessage("slowly")]
 
     async def within(made: Callable[[], Any]) -> Any:
         with joined(None, late):
@@ -287,11 +287,11 @@ def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, 
 
     def once() -> Any:
         with joined(None, late):
-            return model.chat(asked) if way == "chat" else list(model.stream_chat(asked))
+            return model.chat(messages) if way == "chat" else list(model.stream_chat(messages))
 
     calls: dict[str, Callable[[], Any]] = {
-        "achat": lambda: _loop.run(within(lambda: model.achat(asked))),
-        "astream_chat": lambda: _loop.run(within(lambda: _list(model.astream_chat(asked)))),
+        "achat": lambda: _loop.run(within(lambda: model.achat(messages))),
+        "astream_chat": lambda: _loop.run(within(lambda: _list(model.astream_chat(messages)))),
     }
     with pytest.raises(QueryTimeout, match="deadline"):
         calls.get(way, once)()

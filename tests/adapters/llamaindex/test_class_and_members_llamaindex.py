@@ -727,8 +727,8 @@ def test_accelerated_agent_works_in_a_team() -> None:
     agent = accelerate(function_agent())
     team = AgentWorkflow(agents=[agent], root_agent="a")
     assert team.agents["a"] is agent
-    told = asyncio.run(result_of(team, user_msg="hi"))
-    assert str(told) == str(asyncio.run(result_of(AgentWorkflow(agents=[function_agent()]), user_msg="hi")))
+    result = asyncio.run(result_of(team, user_msg="hi"))
+    assert str(result) == str(asyncio.run(result_of(AgentWorkflow(agents=[function_agent()]), user_msg="hi")))
 
 
 class Runs(TransformComponent):
@@ -819,7 +819,7 @@ def test_new_instance_of_an_accelerated_class_behaves_as_originals() -> None:
 
 
 def test_accelerated_engine_sends_the_originals_callbacks_and_events() -> None:
-    def heard(make: Callable[[Any], Any]) -> Any:
+    def recordings(make: Callable[[Any], Any]) -> Any:
         recorder = Recorder()
         engine = make(rag())
         engine.callback_manager = engine._response_synthesizer.callback_manager = CallbackManager([recorder])
@@ -828,7 +828,7 @@ def test_accelerated_engine_sends_the_originals_callbacks_and_events() -> None:
             asyncio.run(engine.aquery(QUESTION))
         return recorder.callbacks, recorder.events, recorder.spans
 
-    assert heard(accelerate) == heard(lambda engine: engine)
+    assert recordings(accelerate) == recordings(lambda engine: engine)
 
 
 def test_nodes_of_accelerated_retriever_return_their_content() -> None:

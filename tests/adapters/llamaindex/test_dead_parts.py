@@ -35,7 +35,7 @@ def pool(llm: OpenAILike) -> Iterator[EnginePool]:
         yield made
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "teola_plugin" and r.levelno >= logging.WARNING]
 
 
@@ -54,7 +54,7 @@ def test_failing_primitive_is_logged_once(llm, pool, monkeypatch, caplog) -> Non
     for _ in range(3):
         assert answered(fast) == answered(synthesizer)
         assert not any(span.kind == "DECODING" for span in fast.last_trace().spans)
-    [warning] = said(caplog)
+    [warning] = logged_warnings(caplog)
     assert "'synthesize.answer' of the Accumulate at synthesizer raised AttributeError: a bug of ours" in warning
     assert "Answers are unaffected" in warning
 
@@ -66,8 +66,8 @@ def test_failing_plan_is_logged_once_per_object(llm, pool, monkeypatch, caplog) 
         fast = accelerate(one, pool=pool, bind=[(llm, "llm")])
         for _ in range(3):
             assert answered(fast) == answered(one)
-    assert len(said(caplog)) == 2
-    assert all("planning failed" in one and "of the CompactAndRefine" in one for one in said(caplog))
+    assert len(logged_warnings(caplog)) == 2
+    assert all("planning failed" in one and "of the CompactAndRefine" in one for one in logged_warnings(caplog))
 
 
 def test_invalid_input_raises_without_a_warning(llm, pool, caplog) -> None:
@@ -83,4 +83,4 @@ def test_invalid_input_raises_without_a_warning(llm, pool, caplog) -> None:
         with pytest.raises(ValueError, match="no such context"):
             answered(one)
     fast.last_trace()
-    assert said(caplog) == []
+    assert logged_warnings(caplog) == []

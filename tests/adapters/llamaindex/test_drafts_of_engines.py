@@ -69,9 +69,11 @@ def test_requests_of_engines_draft_known_answer_texts(stock: Library, llm: FakeL
     plain = shown(make(stock).query("what is there"))
     fast = accelerate(make(stock))
     assert what in fast.explain(details=True)
-    asked = record(llm)
+    requests = record(llm)
     assert shown(fast.query("what is there")) == plain
-    drafts = [one.drafts for one in asked if isinstance(one.payload, Generate) and marked in one.payload.prompt.flat()]
+    drafts = [
+        one.drafts for one in requests if isinstance(one.payload, Generate) and marked in one.payload.prompt.flat()
+    ]
     assert drafts and any(text.startswith(first) for text in drafts[0])
 
 
@@ -81,7 +83,7 @@ def test_request_outside_a_plan_drafts_tool_calls(stock: Library, llm: FakeLLM) 
         "function": {"name": "look_up", "parameters": {"properties": {"a": {"type": "string"}}}},
     }
     made = TeolaLLM(pool=stock.llm.pool, is_function_calling_model=True)
-    asked = record(llm)
+    requests = record(llm)
     made.chat([ChatMessage("Hi")], tools=[tool])
-    [request] = [one for one in asked if isinstance(one.payload, Generate)]
+    [request] = [one for one in requests if isinstance(one.payload, Generate)]
     assert '{"name": "look_up", "arguments": {"a": "\ue000"}}' in request.drafts

@@ -81,33 +81,33 @@ def calls(model: BaseEmbedding) -> dict[str, Any]:
 def test_teola_embedding_gives_values_and_events_of_plain_embedding(model, way):
     """The same values, types, callbacks, events and spans."""
 
-    def heard(one: BaseEmbedding) -> tuple[Any, Counter[str], Counter[str], Counter[str]]:
+    def observed(one: BaseEmbedding) -> tuple[Any, Counter[str], Counter[str], Counter[str]]:
         recorder = Recorder()
         one.callback_manager = CallbackManager([recorder])
         with recorded(recorder):
             value = calls(one)[way]()
         return value, recorder.callbacks, recorder.events, recorder.spans
 
-    assert heard(model) == heard(Plain())
+    assert observed(model) == observed(Plain())
 
 
-def test_query_and_document_embeddings_have_their_own_roles(model, asked):
+def test_query_and_document_embeddings_have_their_own_roles(model, payloads):
     assert model.get_query_embedding("x") != model.get_text_embedding("x")
-    assert asked == [model.payload("x", "query"), model.payload("x", "document")]
-    assert asked == [EmbedText("x", "query"), EmbedText("x", "document")]
+    assert payloads == [model.payload("x", "query"), model.payload("x", "document")]
+    assert payloads == [EmbedText("x", "query"), EmbedText("x", "document")]
     assert model.vector_of((1, 2.0)) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch"])
-def test_all_embedding_batches_are_requested_before_the_first_is_used(pool, model, asked, monkeypatch, way):
+def test_all_embedding_batches_are_requested_before_the_first_is_used(pool, model, payloads, monkeypatch, way):
     """Before the framework's code wants the first of them."""
-    told: list[int] = []
+    request_counts: list[int] = []
     own = TeolaEmbedding.vectors, TeolaEmbedding.avectors
-    monkeypatch.setattr(TeolaEmbedding, "vectors", lambda *a: told.append(len(asked)) or own[0](*a))
-    monkeypatch.setattr(TeolaEmbedding, "avectors", lambda *a: told.append(len(asked)) or own[1](*a))
+    monkeypatch.setattr(TeolaEmbedding, "vectors", lambda *a: request_counts.append(len(payloads)) or own[0](*a))
+    monkeypatch.setattr(TeolaEmbedding, "avectors", lambda *a: request_counts.append(len(payloads)) or own[1](*a))
     calls(model)[way]()
-    assert told == [25, 25, 25]
-    assert [payload.text for payload in asked] == TEXTS
+    assert request_counts == [25, 25, 25]
+    assert [payload.text for payload in payloads] == TEXTS
 
 
 def test_equal_embedding_batches_keep_their_order(model):
@@ -115,15 +115,15 @@ def test_equal_embedding_batches_keep_their_order(model):
     assert model.get_text_embedding_batch(texts) == Plain().get_text_embedding_batch(texts)
 
 
-def test_cached_texts_are_not_embedded_again(pool, asked):
+def test_cached_texts_are_not_embedded_again(pool, payloads):
     model = TeolaEmbedding(pool=pool, embeddings_cache=SimpleKVStore())
     first = model.get_text_embedding_batch(TEXTS[:12])
-    asked.clear()
+    payloads.clear()
     assert model.get_text_embedding_batch(TEXTS[:14])[:12] == first
-    assert [payload.text for payload in asked] == TEXTS[12:14]
+    assert [payload.text for payload in payloads] == TEXTS[12:14]
 
 
-def test_each_embedding_batch_waits_for_the_rate_limiter(pool, asked):
+def test_each_embedding_batch_waits_for_the_rate_limiter(pool, payloads):
     limiters = pytest.importorskip(
         "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
     )
@@ -131,7 +131,7 @@ def test_each_embedding_batch_waits_for_the_rate_limiter(pool, asked):
 
     class Limiter(limiters.BaseRateLimiter):
         def acquire(self, num_tokens: int = 0) -> None:
-            seen.append(len(asked))
+            seen.append(len(payloads))
 
         async def async_acquire(self, num_tokens: int = 0) -> None: ...
 
@@ -182,7 +182,7 @@ def test_embedding_has_name_and_copies_share_the_pool(pool, model):
         TeolaEmbedding(pool=pool, engine="embeder")
 
 
-def test_embedded_text_omits_excluded_metadata(model, asked):
+def test_embedded_text_omits_excluded_metadata(model, payloads):
     node = TextNode(text="body", metadata={"kind": "x", "secret": "y"}, excluded_embed_metadata_keys=["secret"])
     model([node])
-    assert asked[0].text == node.get_content(MetadataMode.EMBED) and "secret" not in asked[0].text
+    assert payloads[0].text == node.get_content(MetadataMode.EMBED) and "secret" not in payloads[0].text

@@ -60,8 +60,8 @@ def rows(pool: EnginePool) -> Callable[[str], list[Any]]:
     return lambda name: list(engine._rows(name).values())
 
 
-def writes(asked: Sequence[Any]) -> int:
-    return sum(isinstance(payload, IngestRow) for payload in asked)
+def writes(payloads: Sequence[Any]) -> int:
+    return sum(isinstance(payload, IngestRow) for payload in payloads)
 
 
 def run(pipeline: IngestionPipeline, way: str, **options: Any) -> Sequence[BaseNode]:
@@ -87,16 +87,16 @@ def test_accelerated_pipeline_writes_the_originals_rows_and_events(pool, rows, c
     assert fast == plain and len(plain[1]) > 20
 
 
-def test_pipeline_writes_rows_while_others_are_embedded(pool, collection, asked, monkeypatch):
+def test_pipeline_writes_rows_while_others_are_embedded(pool, collection, payloads, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
-    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(payloads)), add(*a, **k))[1])
     store = TeolaVectorStore(pool=pool, collection=collection)
     pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=store)
     nodes = accelerated_ingestion(pipeline).run(documents=fresh())
     assert early[0] > 0, "nothing was written before the framework's code added the nodes"
-    assert writes(asked) == len(nodes) == store.count(), "a row was written twice"
-    asked.clear()
+    assert writes(payloads) == len(nodes) == store.count(), "a row was written twice"
+    payloads.clear()
     store.clear()
     pipeline.disable_cache = True
     pipeline.run(documents=fresh())
@@ -152,24 +152,24 @@ class _Drops(TransformComponent):
         return [node for node in nodes if "cat" in node.get_content()]
 
 
-def test_rows_are_not_written_before_a_later_transformation(pool, rows, collection, asked):
+def test_rows_are_not_written_before_a_later_transformation(pool, rows, collection, payloads):
     store = TeolaVectorStore(pool=pool, collection=collection)
     steps = [splitter(), TeolaEmbedding(pool=pool), _Drops()]
     nodes = accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store)).run(documents=fresh())
     assert [chunk.id for chunk, _ in rows(collection)] == [node.node_id for node in nodes]
-    assert writes(asked) == len(nodes)
+    assert writes(payloads) == len(nodes)
 
 
-def test_existing_rows_are_replaced_only_at_the_end(pool, collection, asked, monkeypatch):
+def test_existing_rows_are_replaced_only_at_the_end(pool, collection, payloads, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
-    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(payloads)), add(*a, **k))[1])
     store = TeolaVectorStore(pool=pool, collection=collection)
     model = TeolaEmbedding(pool=pool)
     for _ in range(2):
         steps = [splitter(), model]
         accelerated_ingestion(IngestionPipeline(transformations=steps, vector_store=store)).run(documents=fresh())
-        asked.clear()
+        payloads.clear()
     assert early[0] > 0 and early[1] == 0
 
 
@@ -197,7 +197,7 @@ def test_failed_pipeline_leaves_no_rows(way):
 def test_unstorable_node_raises_the_originals_error(pool, collection):
     """After all was embedded, with the error and the events of the plain way."""
 
-    def heard(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
+    def observed(make: Callable[[IngestionPipeline], IngestionPipeline], name: str) -> Any:
         recorder = Recorder()
         model = TeolaEmbedding(pool=pool, callback_manager=CallbackManager([recorder]))
         store = TeolaVectorStore(pool=pool, collection=f"{collection}-{name}")
@@ -209,10 +209,10 @@ def test_unstorable_node_raises_the_originals_error(pool, collection):
             pipeline.run(nodes=given)
         return type(caught.value), store.count(), recorder.callbacks
 
-    assert heard(accelerated_ingestion, "fast") == heard(lambda p: p, "plain")
+    assert observed(accelerated_ingestion, "fast") == observed(lambda p: p, "plain")
 
 
-def test_pipeline_without_pool_store_runs_unchanged(pool, asked):
+def test_pipeline_without_pool_store_runs_unchanged(pool, payloads):
     own = SimpleVectorStore()
     pipeline = IngestionPipeline(transformations=[splitter(), TeolaEmbedding(pool=pool)], vector_store=own)
     nodes = accelerated_ingestion(pipeline).run(documents=fresh())
@@ -274,14 +274,14 @@ def test_pool_index_writes_the_originals_rows_and_events(pool, rows, collection,
     assert fast == plain and len(plain[0]) > 20
 
 
-def test_index_writes_rows_while_others_are_embedded(pool, collection, asked, monkeypatch):
+def test_index_writes_rows_while_others_are_embedded(pool, collection, payloads, monkeypatch):
     early: list[int] = []
     add = TeolaVectorStore.add
-    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(asked)), add(*a, **k))[1])
+    monkeypatch.setattr(TeolaVectorStore, "add", lambda *a, **k: (early.append(writes(payloads)), add(*a, **k))[1])
     store = TeolaVectorStore(pool=pool, collection=collection)
     storage = StorageContext.from_defaults(vector_store=store)
     TeolaVectorStoreIndex(nodes(), embed_model=TeolaEmbedding(pool=pool), storage_context=storage)
-    assert early[0] > 0 and writes(asked) == store.count()
+    assert early[0] > 0 and writes(payloads) == store.count()
 
 
 def test_existing_index_can_be_accelerated(pool, collection):

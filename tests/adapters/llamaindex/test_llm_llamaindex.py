@@ -92,7 +92,7 @@ def test_responses_and_stream_pieces_have_text_and_usage(model, llm):
 
 async def test_llm_works_inside_a_running_loop(model, llm):
     """Sync calls, async ones and both kinds of streams, and none of them holds the loop's engine."""
-    llm.answer = lambda asked: asked.prompt.messages[-1].content
+    llm.answer = lambda request: request.prompt.messages[-1].content
     assert model.complete("one").text == "one"
     assert (await model.acomplete("two")).text == "two"
     assert [p.delta for p in model.stream_complete("three")] == ["three", ""]
@@ -117,11 +117,11 @@ def test_predict_sends_the_payload_of_the_template(pool, llm):
     ):
         model = TeolaLLM(pool=pool, **options)
         llm.asked.clear()
-        said = model.predict(template, **given)
+        text = model.predict(template, **given)
         list(model.stream(template, **given)) if "output_parser" not in options else None
         payload = model.payload_of_template(template, **given)
         assert all(one == payload for one in llm.asked) and llm.asked
-        assert said == model.text_of(Generation(f"you said: {payload.prompt.flat()}"))
+        assert text == model.text_of(Generation(f"you said: {payload.prompt.flat()}"))
 
 
 class Loud(BaseOutputParser):
@@ -149,10 +149,10 @@ def test_prompt_includes_tool_calls_and_omits_thoughts(model):
         TextBlock(text="calling"),
         ToolCallBlock(tool_name="f", tool_kwargs={"a": 1}),
     ]
-    asked = model.payload_of_messages(
+    payload = model.payload_of_messages(
         [ChatMessage("go"), ChatMessage(role="assistant", blocks=blocks), ChatMessage(role="tool", content="2")]
     )
-    assert asked.prompt.messages[1:] == (
+    assert payload.prompt.messages[1:] == (
         Message("assistant", 'calling\n{"name": "f", "arguments": {"a": 1}}'),
         Message("tool", "2"),
     )
@@ -172,7 +172,7 @@ def test_images_and_empty_messages_raise(model, llm):
 def test_teola_llm_sends_the_events_of_mock_llm(pool, llm):
     """The same callbacks, events and spans, under other names, as of LlamaIndex's own MockLLM."""
 
-    def heard(model: Any) -> list[Any]:
+    def event_kinds(model: Any) -> list[Any]:
         recorder = Recorder()
         model.callback_manager = CallbackManager([recorder])
         with recorded(recorder):
@@ -180,13 +180,13 @@ def test_teola_llm_sends_the_events_of_mock_llm(pool, llm):
             model.predict(PromptTemplate("{q}"), q="why?")
         assert not any("not recorded" in event for event in recorder.events)
         kinds = [
-            sorted(str(text).replace("TeolaLLM", "MockLLM").partition("(")[0].partition("{")[0] for text in heard)
-            for heard in (recorder.callbacks, recorder.events, recorder.spans)
+            sorted(str(text).replace("TeolaLLM", "MockLLM").partition("(")[0].partition("{")[0] for text in entries)
+            for entries in (recorder.callbacks, recorder.events, recorder.spans)
         ]
         return kinds
 
     llm.answer = lambda _: "so"
-    assert heard(TeolaLLM(pool=pool, is_chat_model=False)) == heard(MockLLM(max_tokens=2))
+    assert event_kinds(TeolaLLM(pool=pool, is_chat_model=False)) == event_kinds(MockLLM(max_tokens=2))
 
 
 def test_token_counting_handler_counts_tokens(model):

@@ -101,16 +101,16 @@ def ingest(model: Any, texts: list[str] = TEXTS, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_pipeline_embeds_concurrently_with_the_originals_events(kind: type[ByText]) -> None:
     """Vectors, calls, callbacks, events and spans; several calls at once."""
-    heard, found = [], []
+    recordings, found = [], []
     for options in ({}, {"concurrent": [ByText]}):
         recorder = Recorder()
         model = made(kind, recorder, wanted=TOGETHER if options else 1)
         pipeline = pipeline_of(model, **options)
         with recorded(recorder):
             found.append([node.embedding for node in pipeline.run(nodes=nodes())])
-        heard.append((recorder.callbacks, recorder.events, recorder.spans, Counter(model._asked)))
+        recordings.append((recorder.callbacks, recorder.events, recorder.spans, Counter(model._asked)))
         assert model._under_way[1] == 1 or options
-    assert found[0] == found[1] and heard[0] == heard[1]
+    assert found[0] == found[1] and recordings[0] == recordings[1]
     assert TOGETHER <= model._under_way[1] <= 8
 
 
@@ -158,11 +158,11 @@ def test_failing_embedding_raises_and_stops_further_calls(kind: type[ByText]) ->
     model._over = threading.Event()
     with pytest.raises(ValueError, match="this one cannot be embedded"):
         ingest(model, texts, concurrent=[model])
-    asked = len(model._asked)
-    assert TOGETHER <= asked <= 8, "those under way"
+    call_count = len(model._asked)
+    assert TOGETHER <= call_count <= 8, "those under way"
     model._over.set()
     settled()
-    assert len(model._asked) <= asked + (8 if kind is ByText else 0), "no batch begins afterwards"
+    assert len(model._asked) <= call_count + (8 if kind is ByText else 0), "no batch begins afterwards"
 
 
 def test_accelerated_pipeline_keeps_the_users_transformations() -> None:

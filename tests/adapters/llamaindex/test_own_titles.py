@@ -77,16 +77,16 @@ def extracted(llm: Slow, texts: dict[str, int], way: str, fast: bool, **options:
     "texts", [{"oats": 5}, {"oats": 3, "ivy": 4}, {"a": 2, "b": 2, "c": 2, "d": 2, "e": 2}], ids=str
 )
 def test_title_extractor_calls_overlap_and_give_the_same_titles(texts: dict[str, int], way: str) -> None:
-    heard, found, most = [], [], []
+    recordings, found, most = [], [], []
     for fast in (False, True):
         recorder = Recorder()
         llm = Slow(callback_manager=CallbackManager([recorder]))
         with recorded(recorder):
             titles = extracted(llm, texts, way, fast)
-        heard.append((recorder.callbacks, recorder.events, recorder.spans, Counter(llm._asked)))
+        recordings.append((recorder.callbacks, recorder.events, recorder.spans, Counter(llm._asked)))
         found.append(titles)
         most.append(llm._under_way[1])
-    assert found[0] == found[1] and heard[0] == heard[1]
+    assert found[0] == found[1] and recordings[0] == recordings[1]
     assert most[1] <= 4, "its workers"
     if len(texts) == 1:
         assert most == [1, 4]

@@ -25,8 +25,8 @@ def own() -> Iterator[Watched]:
         yield made
 
 
-def traced(fast: Any, asked: str = ASKED) -> QueryTrace:
-    fast.query(asked)
+def traced(fast: Any, question: str = ASKED) -> QueryTrace:
+    fast.query(question)
     trace = fast.last_trace()
     assert trace is not None
     return trace
@@ -86,10 +86,10 @@ def test_nested_engine_calls_belong_to_the_outer_trace(own: Watched) -> None:
 
 def test_failed_query_has_a_trace(own: Watched) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
-    asked = own.kit.ledger.asked
+    record_prompt = own.kit.ledger.asked
 
     def refuses(prompt: str) -> None:
-        asked(prompt)
+        record_prompt(prompt)
         if len(own.starts) == 2:
             raise ValueError("no")
 

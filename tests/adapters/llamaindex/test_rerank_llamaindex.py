@@ -60,19 +60,19 @@ def test_teola_rerank_gives_the_nodes_and_events_of_llamaindex(pool, options, sy
     assert run(TeolaRerank(pool=pool, **options)) == run(own(**options))
 
 
-def test_rerank_payloads_and_selection_match_the_call(pool, asked):
+def test_rerank_payloads_and_selection_match_the_call(pool, payloads):
     step = TeolaRerank(pool=pool, top_n=3)
     found = step.postprocess_nodes(nodes(), query_bundle=QUERY)
-    assert asked == step.payloads(QUERY, nodes()) == step.payloads(QUERY.query_str, nodes())
-    assert asked[0].text == nodes()[0].node.get_content(MetadataMode.EMBED)
-    scores = _Model().predict([(pair.query, pair.text) for pair in asked])
+    assert payloads == step.payloads(QUERY, nodes()) == step.payloads(QUERY.query_str, nodes())
+    assert payloads[0].text == nodes()[0].node.get_content(MetadataMode.EMBED)
+    scores = _Model().predict([(pair.query, pair.text) for pair in payloads])
     assert step.select(nodes(), scores) == found
     assert [type(node.score) for node in found] == [float] * 3
 
 
-def test_rerank_without_nodes_sends_nothing_and_without_query_raises(pool, asked):
+def test_rerank_without_nodes_sends_nothing_and_without_query_raises(pool, payloads):
     step = TeolaRerank(pool=pool)
-    assert step.postprocess_nodes([], query_bundle=QUERY) == [] and asked == []
+    assert step.postprocess_nodes([], query_bundle=QUERY) == [] and payloads == []
     with pytest.raises(ValueError, match="Missing query bundle"):
         step.postprocess_nodes(nodes())
     with pytest.raises(RegistrationError, match="engine"):

@@ -74,7 +74,7 @@ def outcome(engine: Any, llm: Reasoning, way: str = "query") -> tuple[Any, Count
         found = shown(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
     except Exception as error:
         found = type(error), str(error)
-    return found, Counter(asked.prompt.flat() for asked in llm.asked)
+    return found, Counter(request.prompt.flat() for request in llm.asked)
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
@@ -101,8 +101,8 @@ def test_answer_is_requested_before_the_reason_is_generated(stock: Library, llm:
 
 @pytest.mark.parametrize("make", [single, several])
 def test_explain_names_speculative_calls_of_a_router(stock: Library, make: Any) -> None:
-    told = str(accelerate(make(stock)).explain())
-    assert "each model call of answers as soon as its item is written" in told and "no gain" not in told
+    explanation = str(accelerate(make(stock)).explain())
+    assert "each model call of answers as soon as its item is written" in explanation and "no gain" not in explanation
 
 
 def test_speculate_off_searches_after_the_choice(stock: Library, llm: Reasoning) -> None:

@@ -72,7 +72,7 @@ def found(router: Any, llm: Reasoning, way: str) -> tuple[Any, Counter[str]]:
         made = [(n.score, n.node.get_content()) for n in made] if isinstance(made, list) else shown(made)
     except Exception as error:
         made = type(error), str(error)
-    return made, Counter(asked.prompt.flat() for asked in llm.asked)
+    return made, Counter(request.prompt.flat() for request in llm.asked)
 
 
 def chooses(prompts: Counter[str]) -> Counter[str]:

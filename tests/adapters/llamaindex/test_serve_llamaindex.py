@@ -82,16 +82,19 @@ def test_engines_auto_serves_the_models_of_an_engine(stub: Stub, index: VectorSt
     assert [node.text for node in found.source_nodes] == [node.text for node in wanted.source_nodes]
     assert [node.score for node in found.source_nodes] == pytest.approx([node.score for node in wanted.source_nodes])
     assert sorted(map(str, stub.asked)) == sent, "the very requests of the plain object, and no other"
-    told = fast.explain()
-    assert "prompts={'query': 'query: ', 'document': 'passage: '}" in told and "OpenAIServer(base_url=" in told
+    explanation = fast.explain()
+    assert (
+        "prompts={'query': 'query: ', 'document': 'passage: '}" in explanation
+        and "OpenAIServer(base_url=" in explanation
+    )
 
 
 def test_explain_names_models_without_an_engine(stub: Stub) -> None:
     there = llm_of(stub, api_base="https://api.openai.com/v1")
-    for llm, said in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
+    for llm, reason in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
         index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
         fast = accelerate(index.as_query_engine(llm=llm), engines="auto")
-        assert not fast.__teola_session__.serving.bound and said in fast.explain()
+        assert not fast.__teola_session__.serving.bound and reason in fast.explain()
 
 
 def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: Stub, index: VectorStoreIndex) -> None:

@@ -58,8 +58,8 @@ def test_shadow_finds_no_difference_for_any_engine(stock: Library, name: str, wa
 
 @pytest.mark.parametrize("way", ["retrieve", "aretrieve"])
 def test_shadow_compares_the_nodes_of_retrievers(stock: Library, way: str) -> None:
-    asked = QueryBundle(ASKED)
-    found, report = ask(accelerate(stock.fusion(), shadow=1.0), way, asked)
+    query = QueryBundle(ASKED)
+    found, report = ask(accelerate(stock.fusion(), shadow=1.0), way, query)
     assert found and report == ShadowReport(compared=1)
 
 
@@ -87,16 +87,16 @@ class Own(CustomQueryEngine):
 
 
 def test_shadow_logs_and_counts_a_difference(caplog: pytest.LogCaptureFixture) -> None:
-    said = iter(["oats", "barley"])
-    _, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
+    answers = iter(["oats", "barley"])
+    _, report = ask(accelerate(Own(answer=lambda _: next(answers)), shadow=1.0), "query")
     assert (report.compared, report.different) == (1, 1)
     assert "oats" in report.last_difference and "barley" in report.last_difference
     assert "shadow: the accelerated answer" in caplog.text
 
 
 def test_failure_of_the_shadow_run_is_counted_and_not_raised() -> None:
-    said = iter(["oats"])
-    value, report = ask(accelerate(Own(answer=lambda _: next(said)), shadow=1.0), "query")
+    answers = iter(["oats"])
+    value, report = ask(accelerate(Own(answer=lambda _: next(answers)), shadow=1.0), "query")
     assert str(value) == "oats" and report == ShadowReport(failed=1)
 
 
@@ -144,19 +144,19 @@ def test_shadow_compares_its_share_and_copies_start_empty() -> None:
 @pytest.mark.parametrize("name", ["fusion, compact", "sub-questions", "cited", "chosen by the model"])
 def test_shadow_run_sends_no_callbacks(stock: Library, name: str, way: str) -> None:
     """Of callback managers and of the instrumentation, both."""
-    heard = []
+    recordings = []
     for share in (0.0, 1.0):
         recorder = Recorder()
         engine = ENGINES[name](stock)
         engine.callback_manager = CallbackManager([recorder])
         with recorded(recorder):
             ask(accelerate(engine, shadow=share), way, expected=int(share))
-        heard.append((recorder.callbacks, recorder.events, recorder.spans))
-    assert heard[0] == heard[1] and heard[0][1]
+        recordings.append((recorder.callbacks, recorder.events, recorder.spans))
+    assert recordings[0] == recordings[1] and recordings[0][1]
 
 
 def test_shadow_ignores_later_changes_by_the_caller() -> None:
-    asked, nodes = QueryBundle(ASKED), [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
+    query, nodes = QueryBundle(ASKED), [NodeWithScore(node=TextNode(text="oats"), score=0.5)]
 
     class Late(BaseRetriever):
         def _retrieve(self, query_bundle: QueryBundle) -> Any:
@@ -164,8 +164,8 @@ def test_shadow_ignores_later_changes_by_the_caller() -> None:
             return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=nodes[0].score)]
 
     fast = accelerate(Late(), shadow=1.0)
-    found = fast.retrieve(asked)
-    found[0].score, asked.query_str = 0.0, "another"
+    found = fast.retrieve(query)
+    found[0].score, query.query_str = 0.0, "another"
     assert counted(fast) == ShadowReport(compared=1)
 
 

@@ -117,8 +117,8 @@ def test_concurrent_runs_prefill_their_own_prompts(here: Stage, seen: list[Reque
 
     asyncio.run(played())
     warmed = [r.payload.prompt.known_prefix() for r in seen if isinstance(r.payload, Warmup)]
-    asked = [r.payload.prompt.flat() for r in seen if isinstance(r.payload, Generate)]
-    assert len(warmed) >= 3 and all(any(one.startswith(known) for one in asked) for known in warmed)
+    prompts = [r.payload.prompt.flat() for r in seen if isinstance(r.payload, Generate)]
+    assert len(warmed) >= 3 and all(any(one.startswith(known) for one in prompts) for known in warmed)
 
 
 # ------------------------------------------------------------ when nothing is sent

@@ -53,10 +53,13 @@ def found(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
 
 def test_tools_are_sent_to_the_engine(model: TeolaLLM, llm: ScriptedLLM) -> None:
     model.chat_with_tools(TOOLS, "what is 1 + 2?", chat_history=[ChatMessage(role="system", content="be brief")])
-    [asked] = llm.asked
-    assert [one["function"]["name"] for one in json.loads(asked.prompt.tools)] == ["add", "look"]
-    assert [(m.role, m.content) for m in asked.prompt.messages] == [("system", "be brief"), ("user", "what is 1 + 2?")]
-    assert not asked.sampling.json_schema
+    [request] = llm.asked
+    assert [one["function"]["name"] for one in json.loads(request.prompt.tools)] == ["add", "look"]
+    assert [(m.role, m.content) for m in request.prompt.messages] == [
+        ("system", "be brief"),
+        ("user", "what is 1 + 2?"),
+    ]
+    assert not request.sampling.json_schema
     model.chat_with_tools([], "hi")
     model.chat([ChatMessage("hi")])
     assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
@@ -74,7 +77,7 @@ def test_tools_are_sent_to_the_engine(model: TeolaLLM, llm: ScriptedLLM) -> None
 def test_required_tool_choice_constrains_the_answer_to_a_call(
     model: TeolaLLM, llm: ScriptedLLM, given: dict[str, Any], names: list[str]
 ) -> None:
-    llm.answer = lambda asked: call("look", at="sea")
+    llm.answer = lambda request: call("look", at="sea")
     made = model.chat_with_tools(TOOLS, "where?", **given)
     assert found(model, made) == [("look", {"at": "sea"})] and not made.message.content
     schema = json.loads(llm.asked[0].sampling.json_schema)
@@ -97,7 +100,7 @@ ANSWERS = [
 async def test_tool_calls_are_parsed_from_free_answers(
     model: TeolaLLM, llm: ScriptedLLM, text: str, rest: str, calls: list[Any]
 ) -> None:
-    llm.answer = lambda asked: text
+    llm.answer = lambda request: text
     given: dict[str, Any] = {"chat_history": [ChatMessage("hi")], "allow_parallel_tool_calls": True}
     streamed = list(model.stream_chat_with_tools(TOOLS, **given))
     astreamed = [one async for one in await model.astream_chat_with_tools(TOOLS, **given)]
@@ -113,34 +116,34 @@ async def test_tool_calls_are_parsed_from_free_answers(
 
 @pytest.mark.parametrize(("text", "rest", "calls"), ANSWERS)
 def test_certain_text_grows_only_by_text_before_calls(text: str, rest: str, calls: list[Any]) -> None:
-    told = [certain_text(text[:end]) for end in range(len(text) + 1)]
-    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(told))
-    assert read(text, ("add", "look"))[0].startswith(told[-1]) and rest.startswith(told[-1])
+    prefixes = [certain_text(text[:end]) for end in range(len(text) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(prefixes))
+    assert read(text, ("add", "look"))[0].startswith(prefixes[-1]) and rest.startswith(prefixes[-1])
 
 
 def test_text_before_a_tool_call_is_streamed_by_words(model: TeolaLLM, llm: ScriptedLLM) -> None:
-    llm.answer = lambda asked: f"I will add. <tool_call>{call('add', a=1)}</tool_call>"
+    llm.answer = lambda request: f"I will add. <tool_call>{call('add', a=1)}</tool_call>"
     pieces = list(model.stream_chat_with_tools(TOOLS, "hi"))
     assert [one.delta for one in pieces] == ["I", " will", " add.", ""]
 
 
 def test_only_the_first_call_is_returned_without_parallel_calls(model: TeolaLLM, llm: ScriptedLLM) -> None:
-    llm.answer = lambda asked: f"[{call('add', a=1)}, {call('look', at='sea')}]"
+    llm.answer = lambda request: f"[{call('add', a=1)}, {call('look', at='sea')}]"
     assert found(model, model.chat_with_tools(TOOLS, "hi")) == [("add", {"a": 1})]
     streamed = list(model.stream_chat_with_tools(TOOLS, "hi"))
     assert found(model, streamed[-1]) == [("add", {"a": 1})]
 
 
 def test_next_prompt_includes_tool_calls_and_results(model: TeolaLLM, llm: ScriptedLLM) -> None:
-    llm.answer = lambda asked: f"Well. <tool_call>{call('add', a=1, b=2)}</tool_call>"
-    said = model.chat_with_tools(TOOLS, "hi").message
-    model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), said, ChatMessage(role="tool", content="3")])
+    llm.answer = lambda request: f"Well. <tool_call>{call('add', a=1, b=2)}</tool_call>"
+    message = model.chat_with_tools(TOOLS, "hi").message
+    model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), message, ChatMessage(role="tool", content="3")])
     shown = [(m.role, m.content) for m in llm.asked[-1].prompt.messages]
     assert shown == [("user", "hi"), ("assistant", f"Well.\n{call('add', a=1, b=2)}"), ("tool", "3")]
 
 
 def test_missing_tool_call_raises_value_error(model: TeolaLLM, llm: ScriptedLLM) -> None:
-    llm.answer = lambda asked: "no"
+    llm.answer = lambda request: "no"
     with pytest.raises(ValueError, match="at least one tool call"):
         model.get_tool_calls_from_response(model.chat_with_tools(TOOLS, "hi"))
 
@@ -166,7 +169,7 @@ class Fact(BaseModel):
 
 
 def test_function_calling_program_returns_the_parsed_object(model: TeolaLLM, llm: ScriptedLLM) -> None:
-    llm.answer = lambda asked: call("Fact", of="sheep")
+    llm.answer = lambda request: call("Fact", of="sheep")
     program = FunctionCallingProgram.from_defaults(
         output_cls=Fact, llm=model, prompt_template_str="A fact?", tool_required=True
     )

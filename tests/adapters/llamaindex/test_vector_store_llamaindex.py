@@ -132,9 +132,9 @@ FILTER_NAMES = [pytest.param(name, marks=newer_filters if name in ("not", "text"
 def test_searches_return_the_nodes_of_the_simple_store(filled, name, k):
     own = SimpleVectorStore()
     own.add([with_vector(node(i)) for i in range(10)])
-    asked = question(k, filters=FILTERS[name])
-    found, wanted = filled.query(asked), own.query(asked)
-    assert found == asyncio.run(filled.aquery(asked))
+    query = question(k, filters=FILTERS[name])
+    found, wanted = filled.query(query), own.query(query)
+    assert found == asyncio.run(filled.aquery(query))
     assert found.similarities == pytest.approx(wanted.similarities, abs=1e-5)
     ties = {
         round(s, 5) for s in wanted.similarities if [round(x, 5) for x in wanted.similarities].count(round(s, 5)) > 1
@@ -296,13 +296,13 @@ def test_random_filters_find_the_nodes_of_the_simple_store(engines):
         store, plain = TeolaVectorStore(pool=engines, collection=next(names)), SimpleVectorStore()
         for each in (store, plain):
             each.add([with_vector(TextNode(id_=str(n), text="oats", metadata=m)) for n, m in enumerate(metadata)])
-        asked = question(9, filters=MetadataFilters(filters=filters, condition=condition))
-        result = store.query(asked)
-        listed = store.get_nodes(filters=asked.filters)
+        query = question(9, filters=MetadataFilters(filters=filters, condition=condition))
+        result = store.query(query)
+        listed = store.get_nodes(filters=query.filters)
         store.clear()
         assert sorted(result.ids) == sorted(one.node_id for one in listed)
         try:
-            expected = plain.query(asked)
+            expected = plain.query(query)
         except TypeError:  # a value that it cannot compare
             return
         assert sorted(result.ids) == sorted(expected.ids)
@@ -318,10 +318,10 @@ def test_queries_filter_by_document_and_node_ids(filled):
 
 
 def test_search_payload_has_vector_k_and_equality_filters(filled):
-    asked = question(3, filters=FILTERS["equal to two"])
-    vector = tuple(asked.query_embedding)
+    query = question(3, filters=FILTERS["equal to two"])
+    vector = tuple(query.query_embedding)
     wanted = SearchVector(filled.collection, vector, 3, (("i", 4), ("word", "sun")))
-    assert filled.search_payload(asked) == wanted
+    assert filled.search_payload(query) == wanted
     assert filled.search_payload(question(3, doc_ids=["doc1"])).filter == (("ref_doc_id", "doc1"),)
     for sifted in ({"filters": FILTERS["or"]}, {"node_ids": ["n1"]}, {"doc_ids": ["doc1", "doc2"]}):
         assert filled.search_payload(question(3, **sifted)) is None

@@ -125,19 +125,19 @@ class Own(Workflow):
 async def timed(fast: Any, **given: Any) -> tuple[float, list[str]]:
     """Seconds until `QueryTimeout`, and the events until then."""
     begun, handler = time.monotonic(), fast.run(**given)
-    heard = [type(event).__name__ async for event in handler.stream_events()]
+    event_names = [type(event).__name__ async for event in handler.stream_events()]
     with pytest.raises(QueryTimeout, match="did not end before its deadline"):
         await handler
     assert isinstance(handler.exception(), QueryTimeout) and handler.is_done()
-    return time.monotonic() - begun, heard
+    return time.monotonic() - begun, event_names
 
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_deadline_interrupts_steps_of_user_code(here: Stage, pooled: bool) -> None:
     own = Own([])
     fast = accelerate(own, pool=here.pool if pooled else None).with_terms(deadline_s=0.1)
-    seconds, heard = asyncio.run(timed(fast))
-    assert seconds < 25 and own.cancelled == own.begun and heard == ["WorkflowCancelledEvent"]
+    seconds, event_names = asyncio.run(timed(fast))
+    assert seconds < 25 and own.cancelled == own.begun and event_names == ["WorkflowCancelledEvent"]
     if pooled:
         assert fast.last_trace().outcome == "timeout"
 
@@ -145,8 +145,8 @@ def test_deadline_interrupts_steps_of_user_code(here: Stage, pooled: bool) -> No
 def test_deadline_interrupts_an_agent_that_waits_for_a_tool(here: Stage) -> None:
     """An agent makes an answer of what its tools raise: it gets none, all the same."""
     fast = accelerate(agents.function(here), pool=here.pool).with_terms(deadline_s=0.15)
-    seconds, heard = asyncio.run(timed(fast, **talk([call("stare", at="it")])))
-    assert seconds < 25 and heard[-1] == "WorkflowCancelledEvent"
+    seconds, event_names = asyncio.run(timed(fast, **talk([call("stare", at="it")])))
+    assert seconds < 25 and event_names[-1] == "WorkflowCancelledEvent"
 
 
 def test_run_within_its_deadline_ends_as_the_original(here: Stage) -> None:

@@ -153,8 +153,8 @@ class ToolChat(BaseChatModel):
         return self._reply(messages, text, kwargs)
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        said = await self.llm._agenerate([HumanMessage(flat(messages))], stop, run_manager)
-        return self._reply(messages, said.generations[0].text, kwargs)
+        result = await self.llm._agenerate([HumanMessage(flat(messages))], stop, run_manager)
+        return self._reply(messages, result.generations[0].text, kwargs)
 
     def _reply(self, messages: Any, text: str, kwargs: dict[str, Any]) -> ChatResult:
         tools = kwargs.get("tools") or []
@@ -182,8 +182,8 @@ class OwnEmbeddings(Embeddings):
 
 class OwnReranker(BaseDocumentCompressor):
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Any = None) -> list[Document]:
-        asked = bag_of_words(query)
-        return sorted(documents, key=lambda d: -len(asked.keys() & bag_of_words(d.page_content).keys()))[:2]
+        query_words = bag_of_words(query)
+        return sorted(documents, key=lambda d: -len(query_words.keys() & bag_of_words(d.page_content).keys()))[:2]
 
 
 # ------------------------------------------------------------ the three
@@ -213,7 +213,7 @@ def pool_bench(ledger: Ledger | None = None) -> Bench:
     """Everything on one pool of fakes, but for the keyword search; close its pool."""
     ledger = ledger or Ledger()
 
-    def said(prompt: Prompt, sampling: Sampling) -> str:
+    def answer(prompt: Prompt, sampling: Sampling) -> str:
         text = "\n".join(f"{m.role}: {m.content}" for m in prompt.messages)
         with ledger.lock:
             ledger.prompts.append(text)
@@ -223,7 +223,7 @@ def pool_bench(ledger: Ledger | None = None) -> Bench:
             else says(text, sampling.max_tokens)
         )
 
-    engines = [FakeLLM("llm", answer=said), RecordingEmbedder(ledger), FakeReranker(), FakeStore()]
+    engines = [FakeLLM("llm", answer=answer), RecordingEmbedder(ledger), FakeReranker(), FakeStore()]
     pool = EnginePool.local(engines=engines).start()
     engines[0].faults = Faults(fail_on=lambda request: _breaks(ledger, request), retryable=False)
     embeddings = TeolaEmbeddings(pool=pool)

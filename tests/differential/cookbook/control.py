@@ -37,7 +37,7 @@ from benchmarks.langchain.cookbook import joined
 Chain = Runnable[Any, Any]
 
 
-def said(b: Bench, text: str) -> Chain:
+def answer_to(b: Bench, text: str) -> Chain:
     return ask(text) | b.llm | StrOutputParser()
 
 
@@ -56,14 +56,14 @@ def decomposition_in_a_function(b: Bench) -> Chain:
         context = "\n".join(f"{q}: {a}" for q, a in zip(questions, answers, strict=True))
         return {"context": context, **given}
 
-    return individually | said(b, "From {context} answer {question}")
+    return individually | answer_to(b, "From {context} answer {question}")
 
 
 def decomposition_recursively(b: Bench) -> Chain:
     """Each answer goes into the next prompt."""
     split = ask("Sub-questions, one per line, of: {question}") | b.kit.chat(9) | (lambda m: m.content.split("\n"))
     one = {"context": itemgetter("q") | b.retriever | joined, "q": itemgetter("q"), "so_far": itemgetter("so_far")}
-    answer = one | said(b, "Q: {q} so far: {so_far} context: {context}")
+    answer = one | answer_to(b, "Q: {q} so far: {so_far} context: {context}")
 
     async def afold(questions: list[str]) -> str:
         so_far = ""
@@ -83,7 +83,7 @@ def decomposition_recursively(b: Bench) -> Chain:
 def corrective_by_a_function(b: Bench) -> Chain:
     """A lambda returns the chain for what the grader said."""
     grade = ask("Is it relevant, 'yes' or 'no'? {question} {context}") | b.kit.chat(1) | StrOutputParser()
-    good = said(b, "{context} {question}")
+    good = answer_to(b, "{context} {question}")
     again = RunnablePassthrough.assign(context=itemgetter("question") | b.kit.keywords | joined) | good
     return (
         RunnablePassthrough.assign(context=itemgetter("question") | b.retriever | joined)
@@ -94,9 +94,11 @@ def corrective_by_a_function(b: Bench) -> Chain:
 
 def branch_with_a_model(b: Bench) -> Chain:
     """The condition asks a model; a later one must not."""
-    short = said(b, "Short? 'yes' or 'no': {question}") | (lambda text: text == "yes")
-    never = said(b, "Never asked? 'yes' or 'no': {question}") | (lambda text: bool(text))
-    return RunnableBranch((short, said(b, "Briefly: {question}")), (never, said(b, "At length: {question}")), b.llm)
+    short = answer_to(b, "Short? 'yes' or 'no': {question}") | (lambda text: text == "yes")
+    never = answer_to(b, "Never asked? 'yes' or 'no': {question}") | (lambda text: bool(text))
+    return RunnableBranch(
+        (short, answer_to(b, "Briefly: {question}")), (never, answer_to(b, "At length: {question}")), b.llm
+    )
 
 
 # ------------------------------------------------------------ routing
@@ -104,13 +106,13 @@ def branch_with_a_model(b: Bench) -> Chain:
 
 def routed_by_a_function(b: Bench) -> Chain:
     topic = ask("About imports, 'yes' or 'no'? {question}") | b.kit.chat(1) | StrOutputParser()
-    chains = {"yes": said(b, "As an importer: {question}"), "no": said(b, "As anybody: {question}")}
+    chains = {"yes": answer_to(b, "As an importer: {question}"), "no": answer_to(b, "As anybody: {question}")}
     return {"topic": topic, "question": itemgetter("question")} | RunnableLambda(lambda x: chains[x["topic"]])
 
 
 def router(b: Bench) -> Chain:
     topic = ask("About imports, 'yes' or 'no'? {question}") | b.kit.chat(1) | StrOutputParser()
-    chains = {"yes": said(b, "As an importer: {question}"), "no": said(b, "As anybody: {question}")}
+    chains = {"yes": answer_to(b, "As an importer: {question}"), "no": answer_to(b, "As anybody: {question}")}
     return {"key": topic, "input": RunnablePassthrough()} | RouterRunnable(runnables=chains)
 
 
@@ -140,7 +142,7 @@ def fallbacks(b: Bench) -> Chain:
 
 def fallback_that_is_told(b: Bench) -> Chain:
     broken = ask("{missing}") | b.llm
-    return broken.with_fallbacks([said(b, "{question} {error}")], exception_key="error")
+    return broken.with_fallbacks([answer_to(b, "{question} {error}")], exception_key="error")
 
 
 def retries(b: Bench) -> Chain:
@@ -161,7 +163,7 @@ def configurable_model(b: Bench) -> Chain:
 def configurable_search(b: Bench) -> Chain:
     found = b.retriever.configurable_fields(search_kwargs=ConfigurableField(id="search"))
     context = found.with_config(configurable={"search": {"k": 1}})
-    return {"context": context | joined, "question": RunnablePassthrough()} | said(b, "{context} {question}")
+    return {"context": context | joined, "question": RunnablePassthrough()} | answer_to(b, "{context} {question}")
 
 
 # ------------------------------------------------------------ structured output, tools
@@ -206,7 +208,7 @@ def graded_by_structure(b: Bench) -> Chain:
                 "question": x["question"],
             }
         )
-        | said(b, "{context} {question}")
+        | answer_to(b, "{context} {question}")
     )
 
 
@@ -254,9 +256,11 @@ class Answer(BaseModel):
 
 def output_fixing(b: Bench) -> Chain:
     """The model's words are no JSON; another call puts them right."""
-    told = PromptTemplate.from_template("{instructions} {completion} {error} Write it as JSON with the key answer.")
+    retry_prompt = PromptTemplate.from_template(
+        "{instructions} {completion} {error} Write it as JSON with the key answer."
+    )
     parser = PydanticOutputParser(pydantic_object=Answer)
-    fixing = OutputFixingParser.from_llm(parser=parser, llm=b.llm, prompt=told, max_retries=2)
+    fixing = OutputFixingParser.from_llm(parser=parser, llm=b.llm, prompt=retry_prompt, max_retries=2)
     return ask("Say something of {question}") | b.llm | fixing
 
 
@@ -295,7 +299,7 @@ def streaming_generator(b: Bench) -> Chain:
                 yield [one]
         yield [rest]
 
-    return said(b, "List {question}") | RunnableGenerator(items, aitems)
+    return answer_to(b, "List {question}") | RunnableGenerator(items, aitems)
 
 
 def generator_function(b: Bench) -> Chain:
@@ -305,11 +309,11 @@ def generator_function(b: Bench) -> Chain:
         for word in text.split():
             yield word.upper() + " "
 
-    return said(b, "Words of {question}") | RunnableLambda(upper)
+    return answer_to(b, "Words of {question}") | RunnableLambda(upper)
 
 
 def batch_in_a_function(b: Bench) -> Chain:
-    each = said(b, "Translate {text}")
+    each = answer_to(b, "Translate {text}")
 
     async def aall(given: dict[str, Any]) -> list[str]:
         return await each.abatch([{"text": word} for word in given["question"].split()[:4]])
@@ -323,15 +327,17 @@ def batch_in_a_function(b: Bench) -> Chain:
 def mapped_twice(b: Bench) -> Chain:
     """Each word is translated, each translation searched with."""
     words = RunnableLambda(lambda x: [{"text": w} for w in x["question"].split()[:3]])
-    return words | said(b, "Translate {text}").map() | b.retriever.map() | (lambda found: [len(one) for one in found])
+    return (
+        words | answer_to(b, "Translate {text}").map() | b.retriever.map() | (lambda found: [len(one) for one in found])
+    )
 
 
 def self_critique(b: Bench) -> Chain:
     """Draft, critique, better draft: `assign` after `assign`, and a `pick`."""
     return (
-        RunnablePassthrough.assign(draft=said(b, "Draft of {question}"))
-        .assign(critique=said(b, "Critique of {draft}"), tone=said(b, "Tone for {question}"))
-        .assign(final=said(b, "{draft} after {critique} in {tone}"))
+        RunnablePassthrough.assign(draft=answer_to(b, "Draft of {question}"))
+        .assign(critique=answer_to(b, "Critique of {draft}"), tone=answer_to(b, "Tone for {question}"))
+        .assign(final=answer_to(b, "{draft} after {critique} in {tone}"))
         .pick(["final", "critique"])
     )
 
@@ -381,7 +387,7 @@ class Search(TypedDict, total=False):
 
 def self_rag_graph(b: Bench) -> Chain:
     """Retrieve, answer, grade; the question is rewritten until the answer is good or it was tried twice."""
-    answer, rewrite = said(b, "{context} {question}"), said(b, "Rewrite {question}")
+    answer, rewrite = answer_to(b, "{context} {question}"), answer_to(b, "Rewrite {question}")
     grade = ask("Does it answer, 'yes' or 'no'? {answer} {question}") | b.kit.chat(1) | StrOutputParser()
 
     def retrieve(state: Search) -> Search:
@@ -415,7 +421,7 @@ class Topics(TypedDict, total=False):
 def sending_graph(b: Bench) -> Chain:
     """Topics, a note for each by `Send`, side by side."""
     split = ask("Topics, one per line: {question}") | b.kit.chat(6) | StrOutputParser()
-    note = said(b, "Note on {topic}")
+    note = answer_to(b, "Note on {topic}")
 
     graph = StateGraph(Topics)
     graph.add_node("split", lambda state: {"topics": split.invoke(dict(state)).split("\n")})

@@ -25,5 +25,5 @@ def sooner() -> Iterator[Side]:
 def nothing_fell_back(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """An equal result may be one that the accelerator had no part in: it would have said so."""
     yield
-    said = [one for one in caplog.records if one.name.startswith("teola_plugin") and one.levelno >= logging.WARNING]
-    assert not said, [one.getMessage() for one in said]
+    warnings = [one for one in caplog.records if one.name.startswith("teola_plugin") and one.levelno >= logging.WARNING]
+    assert not warnings, [one.getMessage() for one in warnings]

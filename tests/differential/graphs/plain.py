@@ -87,14 +87,14 @@ def unnamed(value: Any) -> Any:
 
 def error(found: BaseException) -> Any:
     """Type, arguments and notes; the same of its cause."""
-    told: dict[str, Any] = {"": f"error {type(found).__name__}", "args": plain(found.args)}
+    fields: dict[str, Any] = {"": f"error {type(found).__name__}", "args": plain(found.args)}
     if notes := getattr(found, "__notes__", None):
-        told["notes"] = plain(notes)
+        fields["notes"] = plain(notes)
     if found.__cause__ is not None:
-        told["cause"] = error(found.__cause__)
+        fields["cause"] = error(found.__cause__)
     if found.__context__ not in (None, found.__cause__) and not isinstance(found, GeneratorExit):
-        told["context"] = (type(found.__context__).__name__, found.__suppress_context__)
-    return told
+        fields["context"] = (type(found.__context__).__name__, found.__suppress_context__)
+    return fields
 
 
 def _unplaced(known: dict[str, Any]) -> dict[str, Any]:

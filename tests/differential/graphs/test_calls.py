@@ -132,11 +132,11 @@ async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: S
         llm = kit.llm
 
         async def slow(state: Reduced, llm: Any = llm, inside: Any = inside, kit: Any = kit) -> dict[str, Any]:
-            said = await llm.ainvoke(f"slow {state['question']}")
+            reply = await llm.ainvoke(f"slow {state['question']}")
             if kit.note("slow") == 0:
                 inside.set()
                 await asyncio.sleep(60)
-            return {"notes": [said.content]}
+            return {"notes": [reply.content]}
 
         graph = StateGraph(Reduced)
         graph.add_node("fast", lambda state, llm=llm: {"notes": [llm.invoke("fast").content]})
@@ -173,14 +173,14 @@ def test_threads_started_by_a_node_behave_as_in_the_original(plainly: Side, soon
         llm = kit.llm
 
         def node(state: Reduced, config: RunnableConfig, llm: Any = llm) -> dict[str, Any]:
-            said: list[str] = []
+            replies: list[str] = []
             ask = partial(llm.invoke, f"in a thread: {state['question']}")
-            thread = threading.Thread(target=lambda: said.append(ask().content))
+            thread = threading.Thread(target=lambda: replies.append(ask().content))
             thread.start()
             thread.join()
             with ThreadPoolExecutor(2) as threads:
-                said += threads.map(lambda text: llm.invoke(text, config).content, ["one", "two"])
-            return {"notes": said}
+                replies += threads.map(lambda text: llm.invoke(text, config).content, ["one", "two"])
+            return {"notes": replies}
 
         graph = StateGraph(Reduced)
         graph.add_node(node)

@@ -23,9 +23,9 @@ STORIES: dict[str, tuple[str, Story]] = {}
 def story(name: str) -> Callable[[Story], Story]:
     """Told with the graph of this name."""
 
-    def listed(told: Story) -> Story:
-        STORIES[told.__name__] = name, told
-        return told
+    def listed(function: Story) -> Story:
+        STORIES[function.__name__] = name, function
+        return function
 
     return listed
 
@@ -85,9 +85,9 @@ def changed_in_a_subgraph(graph: Any) -> Any:
 def answered_from_the_past(graph: Any) -> Any:
     """The same question is answered twice, the second time in its own past."""
     graph.invoke(QUESTION, CONFIG)
-    asked = graph.get_state(CONFIG)
+    snapshot = graph.get_state(CONFIG)
     first = graph.invoke(Command(resume="one"), CONFIG)
-    second = graph.invoke(Command(resume="two"), asked.config)
+    second = graph.invoke(Command(resume="two"), snapshot.config)
     return first, second, graph.get_state(CONFIG).values
 
 
@@ -123,12 +123,12 @@ def agent_with_another_past(graph: Any) -> Any:
 
 
 def _told(side: Side, name: str, read_by: Any = None) -> Any:
-    builder, told = STORIES[name]
+    builder, play = STORIES[name]
     kit = side.kit()
     made = GRAPHS[builder].build(kit)
     side.books.clear()
     names = Names()
-    seen = names(plain(told(side.fast(made))))
+    seen = names(plain(play(side.fast(made))))
     last = made if read_by is None else read_by(made)
     return seen, names(states(last, CONFIG)), names(saved(kit)), kit.done, side.books.asked.copy()
 
@@ -158,7 +158,7 @@ async def test_async_state_history_equals_the_originals(plainly: Side, sooner: S
     found = []
     for side in (plainly, sooner):
         kit: Kit = side.kit()
-        told = await _async_story(side.fast(GRAPHS["stopped_before_and_after"].build(kit)))
+        outcome = await _async_story(side.fast(GRAPHS["stopped_before_and_after"].build(kit)))
         names = Names()
-        found.append((names(plain(told)), names(saved(kit))))
+        found.append((names(plain(outcome)), names(saved(kit))))
     assert found[0] == found[1]

@@ -148,9 +148,9 @@ def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen
     settled()
     trace = engine.last_trace() if hasattr(engine, "last_trace") else None
     wasted = trace.wasted()[0] if trace else 0
-    said = (Counter(some) for some in (recorder.callbacks, recorder.events, recorder.spans))
+    counters = (Counter(some) for some in (recorder.callbacks, recorder.events, recorder.spans))
     held = tuple(rows(kit.pool.engine("store"))) if kit.pool is not None else ()
-    return Seen(result, failed, *said, *kit.ledger.reached, wasted, held)
+    return Seen(result, failed, *counters, *kit.ledger.reached, wasted, held)
 
 
 def settled() -> None:

@@ -176,11 +176,11 @@ ENGINES: dict[str, Make] = {
 
 
 def history() -> Any:
-    said = [
+    messages = [
         ChatMessage(role=MessageRole.USER, content="What grows here?"),
         ChatMessage(role=MessageRole.ASSISTANT, content="Oats and ivy."),
     ]
-    return ChatMemoryBuffer.from_defaults(chat_history=said, token_limit=3000)
+    return ChatMemoryBuffer.from_defaults(chat_history=messages, token_limit=3000)
 
 
 def condense_question(kit: Kit) -> BaseChatEngine:
@@ -247,8 +247,8 @@ class Flow(Workflow):
     async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
         query = await ctx.store.get("query")
         text = "\n".join(node.node.get_content() for node in ev.nodes)
-        said = await self.kit.llm.acomplete(f"{text}\n\nAnswer: {query}")
-        return StopEvent(result=f"{said} / {await self.engine.aquery(str(said))}")
+        answer = await self.kit.llm.acomplete(f"{text}\n\nAnswer: {query}")
+        return StopEvent(result=f"{answer} / {await self.engine.aquery(str(answer))}")
 
 
 WORKFLOWS: dict[str, Make] = {"agent": agent, "flow": Flow}

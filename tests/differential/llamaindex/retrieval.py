@@ -107,9 +107,9 @@ class Worded(SimpleVectorStore):
         if query.mode != VectorStoreQueryMode.HYBRID:
             return super().query(query, **kwargs)
         near = super().query(replace(query, mode=VectorStoreQueryMode.DEFAULT, similarity_top_k=100), **kwargs)
-        asked, alpha = set(query.query_str.split()), query.alpha or 0.5
+        query_words, alpha = set(query.query_str.split()), query.alpha or 0.5
         scores = {
-            name: alpha * score + (1 - alpha) * len(asked & self._texts[name]) / len(asked)
+            name: alpha * score + (1 - alpha) * len(query_words & self._texts[name]) / len(query_words)
             for name, score in zip(near.ids or [], near.similarities or [], strict=True)
         }
         best = sorted(scores, key=lambda name: (-scores[name], name))[: query.similarity_top_k]
@@ -137,9 +137,11 @@ class Keywords(BaseRetriever):
         super().__init__(callback_manager=kit.manager)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        asked = set(query_bundle.query_str.split())
+        query_words = set(query_bundle.query_str.split())
         found = self._other.retrieve(query_bundle.query_str)
-        return sorted(found, key=lambda node: (-len(asked & set(node.node.get_content().split())), node.node_id))[:3]
+        return sorted(found, key=lambda node: (-len(query_words & set(node.node.get_content().split())), node.node_id))[
+            :3
+        ]
 
 
 def listed(kit: Kit) -> BaseQueryEngine:

@@ -67,7 +67,7 @@ def own() -> Iterator[Watched]:
     settled()
 
 
-def told(own: Watched) -> tuple[Any, ...]:
+def concurrent_models(own: Watched) -> tuple[Any, ...]:
     return own.kit.concurrent
 
 
@@ -79,7 +79,7 @@ def test_calls_of_a_list_overlap_and_none_is_added(own: Watched, name: str) -> N
     before = engine.query(given)
     reached, searches = own.kit.ledger.reached, own.kit.ledger.searches
     assert own.together() == 1 or name == "router of engines"
-    fast = accelerate(engine, concurrent=told(own))
+    fast = accelerate(engine, concurrent=concurrent_models(own))
     own.fresh(wanted=together, lone=int(name in LONE))
     after = fast.query(given)
     assert shown(after) == shown(before)
@@ -95,7 +95,7 @@ def test_events_keep_the_originals_order_and_thread(name: str) -> None:
     with own.kit.in_force():
         engine = make(own.kit)
         found = []
-        for one in (engine, accelerate(engine, concurrent=told(own))):
+        for one in (engine, accelerate(engine, concurrent=concurrent_models(own))):
             diary.said.clear()
             own.fresh()
             found.append((shown(diary_of(diary, lambda one=one: one.query(given))), list(diary.said)))  # type: ignore[misc]
@@ -110,7 +110,7 @@ def test_events_keep_the_originals_order_and_thread(name: str) -> None:
 def test_calls_without_concurrent_option_stay_sequential(own: Watched, options: dict[str, Any]) -> None:
     engine = accumulate(own.kit)
     if "speculate" in options:
-        options = {**options, "concurrent": told(own)}
+        options = {**options, "concurrent": concurrent_models(own)}
     own.fresh()
     engine.query(ASKED)
     prompts = list(own.prompts)
@@ -121,7 +121,7 @@ def test_calls_without_concurrent_option_stay_sequential(own: Watched, options: 
 
 def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: Watched) -> None:
     own.fresh(wanted=4)
-    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
     names = [name for _, name, _ in own.starts]
     assert names.count(threading.current_thread().name) <= 1
     assert names.count("teola-prefetch") >= 3
@@ -130,7 +130,7 @@ def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: Watched) -> None
 
 def test_equal_calls_do_not_overlap(own: Watched) -> None:
     nodes = [NodeWithScore(node=TextNode(id_=f"{i}", text="Oats are sown."), score=1.0) for i in range(3)]
-    engine = accelerate(accumulate(own.kit), concurrent=told(own))
+    engine = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     own.fresh()
     engine.synthesize(QueryBundle("What is sown?"), nodes)
     assert len(own.prompts) == 3 and len(set(own.prompts)) == 1 and own.together() == 1
@@ -145,7 +145,7 @@ def test_failing_call_raises_and_stops_further_calls(own: Watched) -> None:
         own.kit.ledger.broken_prompt = broken
         own.fresh()
         with pytest.raises(ValueError, match=f"injected: {len(broken)}"):
-            accelerate(engine, concurrent=told(own)).query(ASKED)
+            accelerate(engine, concurrent=concurrent_models(own)).query(ASKED)
         settled()
         assert len(own.prompts) <= most
 
@@ -156,14 +156,14 @@ def test_prefetched_call_with_transient_error_is_made_again(own: Watched) -> Non
     before = shown(engine.query(ASKED))
     noted, failed = own.kit.ledger.asked, list[str]()
 
-    def asked(prompt: str) -> None:
+    def fail_once(prompt: str) -> None:
         noted(prompt)
         if not failed and threading.current_thread().name == "teola-prefetch":
             failed.append(prompt)
             raise ConnectionError("reset by the peer")
 
-    own.kit.ledger.asked = asked  # type: ignore[method-assign]
-    fast = accelerate(engine, concurrent=told(own))
+    own.kit.ledger.asked = fail_once  # type: ignore[method-assign]
+    fast = accelerate(engine, concurrent=concurrent_models(own))
     own.fresh(wanted=2)
     assert shown(fast.query(ASKED)) == before
     assert own.prompts.count(failed[0]) == 2
@@ -171,13 +171,13 @@ def test_prefetched_call_with_transient_error_is_made_again(own: Watched) -> Non
 
 
 def test_uninstall_stops_prefetching_until_the_next_accelerate(own: Watched) -> None:
-    fast = accelerate(accumulate(own.kit), concurrent=told(own))
+    fast = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     uninstall()
     own.fresh()
     fast.query(ASKED)
     assert own.together() == 1
     assert own.threads == {threading.current_thread().name}
-    accelerate(accumulate(own.kit), concurrent=told(own))
+    accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     own.fresh(wanted=4)
     fast.query(ASKED)
     assert own.together() == 4
@@ -189,7 +189,7 @@ def test_prefetched_calls_see_the_context_of_the_caller(own: Watched) -> None:
     noted = own.kit.ledger.asked
     own.kit.ledger.asked = lambda prompt: (seen.append(asked_by.get()), noted(prompt))[1]  # type: ignore[method-assign]
     token = asked_by.set("me")
-    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
     asked_by.reset(token)
     assert seen == ["me"] * 4
 
@@ -200,7 +200,7 @@ def test_rate_limiter_keeps_calls_on_the_callers_thread(own: Watched) -> None:
     )
     own.kit.llm.rate_limiter = limiters.TokenBucketRateLimiter(requests_per_minute=6000)
     own.fresh()
-    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
     assert own.together() == 1 and own.threads == {threading.current_thread().name}
 
 
@@ -241,7 +241,7 @@ def test_unknown_embedding_gets_one_call_at_a_time(own: Watched, monkeypatch: py
 
 def test_prompts_updated_later_are_used_in_prefetched_calls(own: Watched) -> None:
     engine = accumulate(own.kit)
-    fast = accelerate(engine, concurrent=told(own))
+    fast = accelerate(engine, concurrent=concurrent_models(own))
     fast.query(ASKED)
     words = PromptTemplate("Read {context_str} and say, as a poet would, {query_str}")
     fast.update_prompts({"response_synthesizer:text_qa_template": words})
@@ -251,7 +251,7 @@ def test_prompts_updated_later_are_used_in_prefetched_calls(own: Watched) -> Non
 
 
 def test_concurrent_queries_claim_their_own_calls(own: Watched) -> None:
-    engine = accelerate(accumulate(own.kit), concurrent=told(own))
+    engine = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     plain = {f"{i} {ASKED}": shown(accumulate(own.kit).query(f"{i} {ASKED}")) for i in range(4)}
     found: dict[str, Any] = {}
     threads = [
@@ -266,8 +266,10 @@ def test_concurrent_queries_claim_their_own_calls(own: Watched) -> None:
 
 
 def test_no_prefetch_thread_is_left_after_queries(own: Watched) -> None:
-    accelerate(RetrieverQueryEngine.from_args(own.kit.reports.as_retriever()), concurrent=told(own)).query(ASKED)
-    accelerate(accumulate(own.kit), concurrent=told(own)).query(ASKED)
+    accelerate(RetrieverQueryEngine.from_args(own.kit.reports.as_retriever()), concurrent=concurrent_models(own)).query(
+        ASKED
+    )
+    accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
     settled()
     assert not [one for one in threading.enumerate() if one.name.startswith(("teola-early", "teola-ahead"))]
 
@@ -287,7 +289,7 @@ def _counted_by(own: Watched, tokenizer: Callable[[str], Any]) -> tuple[list[str
     engine._response_synthesizer._prompt_helper = helper.model_copy()
     engine._response_synthesizer._prompt_helper._token_counter = TokenCounter(tokenizer=noted)
     found = []
-    for one in (engine, accelerate(engine, concurrent=told(own))):
+    for one in (engine, accelerate(engine, concurrent=concurrent_models(own))):
         read.clear()
         own.fresh()
         one.query(ASKED)

@@ -55,24 +55,24 @@ _loop = asyncio.Runner()
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
     """The stub's answers: two sub-questions, both choices, one step, one call of a tool; a sentence otherwise."""
-    said = str(body["messages"][-1]["content"])
+    prompt = str(body["messages"][-1]["content"])
     whole = json.dumps(body["messages"])
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps({"field": "north"})}
         return {"content": "", "tool_calls": [{"id": "call-1", "type": "function", "function": call}]}
-    if "Given a user question, and a list of tools" in said:
+    if "Given a user question, and a list of tools" in prompt:
         items = [{"sub_question": f"What of {name}?", "tool_name": name} for name in ("reports", "notes")]
         return {"content": "```json\n" + json.dumps({"items": items}) + "\n```"}
-    if "Some choices are given below" in said:
+    if "Some choices are given below" in prompt:
         choices = [{"choice": number, "reason": "both"} for number in (1, 2)]
         return {"content": json.dumps(choices)}
-    if "search queries" in said:
+    if "search queries" in prompt:
         return {"content": "oats of the north\nbarley of the south"}
     if "Thought" in whole and "Action Input" in whole:
         if "Observation" in whole.split("## Current Conversation")[-1] and body["messages"][-1]["role"] == "user":
             return {"content": "Thought: I can answer without using any more tools.\nAnswer: oats"}
         return {"content": 'Thought: I need a tool.\nAction: look_up\nAction Input: {"field": "north"}'}
-    return {"content": f"an answer of {len(said)} characters"}
+    return {"content": f"an answer of {len(prompt)} characters"}
 
 
 class Server(NamedTuple):
@@ -208,10 +208,10 @@ class Writing(Workflow):
 
     @step
     async def write(self, ev: Drafted) -> StopEvent:
-        said = ""
+        text = ""
         async for chunk in await self.llm.astream_complete(f"Write {ev.text}"):
-            said = chunk.text
-        return StopEvent(result=said)
+            text = chunk.text
+        return StopEvent(result=text)
 
 
 def look_up(field: str) -> str:
@@ -251,21 +251,21 @@ async def aquery(app: Any) -> str:
 
 
 async def chatting(app: Any, *, streamed: bool) -> None:
-    for said in (ASKED, "And there?"):
+    for message in (ASKED, "And there?"):
         if streamed:
-            await aread(await app.astream_chat(said))
+            await aread(await app.astream_chat(message))
         else:
-            await app.achat(said)
+            await app.achat(message)
 
 
 def chat(app: Any) -> None:
-    for said in (ASKED, "And there?"):
-        app.chat(said)
+    for message in (ASKED, "And there?"):
+        app.chat(message)
 
 
 def stream_chat(app: Any) -> None:
-    for said in (ASKED, "And there?"):
-        read(app.stream_chat(said))
+    for message in (ASKED, "And there?"):
+        read(app.stream_chat(message))
 
 
 async def run(app: Any, arguments: dict[str, Any], *, read_events: bool) -> None:
