@@ -58,12 +58,12 @@ def inputs(app: App, question: str) -> dict[str, Any]:
 def test_accelerated_apps_equal_the_original(name: str, question: str, pool: EnginePool) -> None:
     app = app_of(name)
     plain = app.make(pool, proxy="proxy")
-    fast, given, told = accelerate(plain), inputs(app, question), []
+    fast, given, results = accelerate(plain), inputs(app, question), []
     for call in (plain.invoke, fast.invoke, lambda one: asyncio.run(fast.ainvoke(one))):
         fresh(pool)
         result = call(given)
-        told.append((app.answer(result), app.sources(result)))
-    assert told[0] == told[1] == told[2] and told[0][0]
+        results.append((app.answer(result), app.sources(result)))
+    assert results[0] == results[1] == results[2] and results[0][0]
 
 
 @pytest.mark.parametrize("question", QUESTIONS[:2])
@@ -72,12 +72,12 @@ def test_accelerated_apps_equal_the_original(name: str, question: str, pool: Eng
 def test_accelerated_llamaindex_forms_equal_the_original(name: str, question: str, pool: EnginePool) -> None:
     app = llamaindex.app_of(name)
     plain = app.make(pool, proxy="proxy")
-    fast, given, told = app.faster(plain), inputs(app, question), []
+    fast, given, results = app.faster(plain), inputs(app, question), []
     for call in (plain.invoke, fast.invoke, lambda one: asyncio.run(fast.ainvoke(one))):
         fresh(pool)
         result = call(given)
-        told.append((app.answer(result), app.sources(result)))
-    assert told[0] == told[1] == told[2] and told[0][0] and len(told[0][1]) == 3
+        results.append((app.answer(result), app.sources(result)))
+    assert results[0] == results[1] == results[2] and results[0][0] and len(results[0][1]) == 3
     assert {"llm", "embedder", "store"} <= {span.engine for span in fast.last_trace().spans}
     assert not fast.engine.report().parts.at("original")
 

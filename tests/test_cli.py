@@ -35,8 +35,8 @@ def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -
 
 def test_missing_document_is_reported_with_its_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["demo", "--docs", str(tmp_path / "lost.txt")]) == 2
-    said = capsys.readouterr().err
-    assert "lost.txt" in said and "--docs" in said
+    stderr = capsys.readouterr().err
+    assert "lost.txt" in stderr and "--docs" in stderr
 
 
 def test_unreadable_documents_raise(tmp_path: Path) -> None:
@@ -86,16 +86,16 @@ def test_demo_command_reports_equal_answers() -> None:
     command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["answers_equal"] is True and said["cached_prefix_tokens"] > 0
-    assert said["stock"]["answers_equal"] is True and said["stock"]["answer"] == said["answer"]
-    assert set(said["passes_fired"]) == {
+    report = json.loads(ran.stdout)
+    assert report["answers_equal"] is True and report["cached_prefix_tokens"] > 0
+    assert report["stock"]["answers_equal"] is True and report["stock"]["answer"] == report["answer"]
+    assert set(report["passes_fired"]) == {
         "prune-dependencies",
         "stage-decomposition",
         "prefilling-split",
         "decoding-pipelining",
     }
-    assert Path(said["trace_html"]).is_file()
+    assert Path(report["trace_html"]).is_file()
 
 
 BAD = {
@@ -122,9 +122,9 @@ def test_invalid_arguments_are_reported_in_one_line(case: str, capsys: pytest.Ca
         status = main(BAD[case])
     except SystemExit as ended:  # as argparse ends
         status = ended.code  # type: ignore[assignment]
-    said = capsys.readouterr().err.strip()
-    assert status == 2 and said.startswith("teola: ") and "Next: " in said, said
-    assert "\n" not in said and "Traceback" not in said
+    stderr = capsys.readouterr().err.strip()
+    assert status == 2 and stderr.startswith("teola: ") and "Next: " in stderr, stderr
+    assert "\n" not in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["demo", "--help"], ["--version"], ["calibrate", "pool.yaml"]])

@@ -178,10 +178,10 @@ def test_graph_with_messages_compares_equal(app: str, capfd: pytest.CaptureFixtu
 def test_report_of_a_fake_model_expects_no_gain(app: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", f"{app}:fake", "--inputs", "in.jsonl", "--repeats", "2", "--plot", "times.html"]
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "equal: every accelerated answer" in said and "2 of 2 inputs: equal" in said
+    stdout = capsys.readouterr().out
+    assert "equal: every accelerated answer" in stdout and "2 of 2 inputs: equal" in stdout
     for part in ("Latency", "Time to first token", "What would help", "p99", "FakeListChatModel", "expect no gain"):
-        assert part in said
+        assert part in stdout
     assert "<svg" in Path("times.html").read_text() and "loaded" not in Path("times.html").read_text()
 
 
@@ -272,7 +272,7 @@ def test_number_of_runs_equals_the_announced_number(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("{app}", "not of the form module:object"),
         ("{app}:lost", "has no 'lost'"),
@@ -284,15 +284,15 @@ def test_number_of_runs_equals_the_announced_number(
     ],
 )
 def test_object_that_cannot_be_loaded_is_reported(
-    app: str, name: str, said: str, capsys: pytest.CaptureFixture[str]
+    app: str, name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", name.format(app=app), "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
-    assert said in error and "Next: " in error
+    assert message in error and "Next: " in error
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"question": "a"}\n{"question": b}\n', "line 2, column 14: no JSON value"),
         (b"what do lambs eat?\n", "line 1, column 1"),
@@ -302,14 +302,14 @@ def test_object_that_cannot_be_loaded_is_reported(
     ],
 )
 def test_unreadable_inputs_are_reported(
-    app: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+    app: str, content: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is None:
         Path("in.jsonl").unlink()
     else:
         Path("in.jsonl").write_bytes(content)
     assert main(["compare", f"{app}:fake", "--inputs", "in.jsonl"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_inputs_on_which_every_run_raises_are_reported(app: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -497,8 +497,8 @@ def test_first_token_time_skips_empty_chunks() -> None:
         async for _ in given:
             yield AIMessageChunk("")
 
-    for made, heard in ((chunks, True), (silence, False)):
+    for made, has_text in ((chunks, True), (silence, False)):
         plain: Any = RunnableGenerator(made)
         with CompareSession(plain, accelerate(plain), None, entries_of(plain, "x")) as session:
             found = session.run(STREAM, 0, "x")
-        assert not found.error and (found.first_token_s is not None) is heard
+        assert not found.error and (found.first_token_s is not None) is has_text

@@ -258,7 +258,7 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
+def observer() -> Iterator[Heard]:
     observer = Heard()
     observers[:] = [observer]
     yield observer
@@ -269,7 +269,7 @@ def test_methods_are_not_wrapped_without_an_observer() -> None:
     assert observed(len) is len
 
 
-def test_observed_methods_return_unchanged_results(heard: Heard) -> None:
+def test_observed_methods_return_unchanged_results(observer: Heard) -> None:
     def chunks() -> Iterator[str]:
         yield from ("a", "b")
 
@@ -290,20 +290,20 @@ def test_observed_methods_return_unchanged_results(heard: Heard) -> None:
     assert observed(lambda: "whole")() == "whole"
     assert list(observed(chunks)()) == ["a", "b"]
     assert asyncio.run(run()) == ["answer", ["a", "b"], ["a", "b"]]
-    assert heard.calls == 5
-    assert [value for _, value in heard.values] == ["whole", "a", "b", "answer", "a", "b", "a", "b"]
+    assert observer.calls == 5
+    assert [value for _, value in observer.values] == ["whole", "a", "b", "answer", "a", "b", "a", "b"]
 
 
-def test_nested_method_calls_count_once(heard: Heard) -> None:
+def test_nested_method_calls_count_once(observer: Heard) -> None:
     def inner() -> Iterator[str]:
         yield from observed(lambda: ["nested"])()
 
     assert list(observed(inner)()) == ["nested"]
     assert observed(lambda: observed(lambda: "inner")())() == "inner"
-    assert heard.calls == 2
+    assert observer.calls == 2
 
 
-def test_partly_read_stream_is_closed(heard: Heard) -> None:
+def test_partly_read_stream_is_closed(observer: Heard) -> None:
     closed = []
 
     def chunks() -> Iterator[str]:

@@ -196,7 +196,7 @@ def test_every_kind_of_object_is_compared(
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "said"),
+    ("name", "line", "message"),
     [
         ("engine", QUESTION, "line 1: no input of a query engine. Next: it takes a text"),
         ("Flow", TEXT, "no input of a workflow. Next: it takes the arguments of run()"),
@@ -205,12 +205,12 @@ def test_every_kind_of_object_is_compared(
     ],
 )
 def test_inputs_of_a_wrong_kind_are_reported(
-    app: str, capsys: pytest.CaptureFixture[str], name: str, line: str, said: str
+    app: str, capsys: pytest.CaptureFixture[str], name: str, line: str, message: str
 ) -> None:
     inputs(line)
     assert main(["compare", f"{app}:{name}", "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 # ------------------------------------------------------------ pools and bindings
@@ -235,7 +235,7 @@ def test_pool_and_binding_options_are_used(app: str, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{app}:paired", "--pool", "{app}:mine"], "is a Chat, not an EnginePool"),
         (["{app}:paired", "--pool", "nowhere.yaml"], "nowhere.yaml: No such file"),
@@ -247,11 +247,11 @@ def test_pool_and_binding_options_are_used(app: str, capfd: pytest.CaptureFixtur
     ],
 )
 def test_invalid_pool_or_binding_is_reported(
-    app: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    app: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["compare", *(one.format(app=app) for one in arguments), "--inputs", "in.jsonl"]) == 2
     error = capsys.readouterr().err
-    assert said in error and "Next: " in error and "Traceback" not in error
+    assert message in error and "Next: " in error and "Traceback" not in error
 
 
 def test_report_suggests_useful_bindings(
@@ -272,8 +272,8 @@ def test_report_suggests_useful_bindings(
     assert found["bindings"] == lines and found["equality"]["state"] == "equal"
     assert served["bindings"] == [] and served["equality"]["state"] == "equal"
     assert next(iter(served["where_the_time_went"])).startswith("llm")
-    said = capfd.readouterr().out
-    assert all(line in said for line in lines) and "--engines auto tries it" in said
+    stdout = capfd.readouterr().out
+    assert all(line in stdout for line in lines) and "--engines auto tries it" in stdout
 
 
 def test_report_suggests_no_binding_without_an_engine(app: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -62,11 +62,11 @@ def test_no_handwritten_question_is_trained_on() -> None:
     assert not any(question in example.user for example in made(1, 400) for question in HELD_OUT)
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked.topic}-{asked.question[:20]}")
-def test_handwritten_answers_are_in_their_passages(asked: object) -> None:
-    assert isinstance(asked, type(ASKED[0]))
-    assert asked.expected in prose.topic(asked.topic)
-    assert asked.expected in evaluate.passage_for(asked)
+@pytest.mark.parametrize("example", ASKED, ids=lambda example: f"{example.topic}-{example.question[:20]}")
+def test_handwritten_answers_are_in_their_passages(example: object) -> None:
+    assert isinstance(example, type(ASKED[0]))
+    assert example.expected in prose.topic(example.topic)
+    assert example.expected in evaluate.passage_for(example)
 
 
 def test_bundled_models_stay_below_their_size_limits() -> None:
@@ -91,8 +91,8 @@ def test_language_model_scores_stay_above_their_limits() -> None:
     """Well below what `evaluate` gives over 200, so that a sample passes."""
     generate = evaluate.generator(bundled.llm_folder())
     judged, tools = evaluate.held_out(tasks.judge, 20), evaluate.held_out(tasks.tool_call, 20)
-    asked = evaluate.held_out(partial(tasks.qa_facts, subjects=4), 20)
-    assert evaluate.contained(asked, generate(asked)) >= 0.6
+    questions = evaluate.held_out(partial(tasks.qa_facts, subjects=4), 20)
+    assert evaluate.contained(questions, generate(questions)) >= 0.6
     assert evaluate.contained(judged, generate(judged)) >= 0.8
     assert evaluate.right_tools(tools, generate(tools)) >= 0.6
 
@@ -110,8 +110,8 @@ async def test_vllm_and_transformers_answer_alike() -> None:
     try:
         for number, (example, text) in enumerate(zip(examples, expected, strict=True)):
             messages = tuple(Message(m["role"], m["content"]) for m in evaluate.messages(example))
-            asked = Generate(Prompt(messages), Sampling(max_tokens=48, temperature=0.0))
-            request = Request(f"r{number}", PrimitiveKind.PREFILLING, asked)
+            payload = Generate(Prompt(messages), Sampling(max_tokens=48, temperature=0.0))
+            request = Request(f"r{number}", PrimitiveKind.PREFILLING, payload)
             (done,) = [result async for result in engine.execute([request]) if isinstance(result, Done)]
             assert done.value.text == text
     finally:

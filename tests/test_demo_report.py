@@ -62,8 +62,8 @@ def test_savings_are_listed_by_size_without_zeros() -> None:
 
 def test_overlap_of_storing_and_embedding_is_listed_only_if_used() -> None:
     def run(embedded: str) -> QueryTrace:
-        asked = span("queries.model.prefilling", "llm", 0.0, 0.2)
-        return trace(span(embedded, "embedder", 0.0, 0.5, "EMBEDDING"), asked, ended=1.0)
+        prefilling = span("queries.model.prefilling", "llm", 0.0, 0.2)
+        return trace(span(embedded, "embedder", 0.0, 0.5, "EMBEDDING"), prefilling, ended=1.0)
 
     assert SAVING_TEXTS[INDEX] in savings([PLAIN], [run("collection.embedding#1")])
     assert SAVING_TEXTS[INDEX] not in savings([PLAIN], [run("collection.embedding")])

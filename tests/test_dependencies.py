@@ -175,8 +175,8 @@ def test_every_declared_dependency_is_imported() -> None:
 
 def test_install_page_lists_every_extra() -> None:
     table = re.findall(r"(?m)^\| ((?:`[\w-]+`(?:, )?)+) \|", (ROOT / "docs" / "install.md").read_text())
-    told = {name for row in table for name in re.findall(r"`([\w-]+)`", row)}
-    assert told == set(EXTRAS) - {"dev"}
+    documented = {name for row in table for name in re.findall(r"`([\w-]+)`", row)}
+    assert documented == set(EXTRAS) - {"dev"}
 
 
 # ------------------------------------------------------------ the oldest supported versions

@@ -200,7 +200,7 @@ def test_first_readme_snippet_prints_its_shown_output(tmp_path: Path) -> None:
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
     row = re.compile(r"^(plain|accelerated) +(\d+\.\d) s  (.*)$", re.MULTILINE)
     (_, plain, answer), (_, accelerated, same) = row.findall(ran.stdout)
-    assert answer == same and [(name, told) for name, _, told in row.findall(shown)] == [
+    assert answer == same and [(name, answer_shown) for name, _, answer_shown in row.findall(shown)] == [
         ("plain", answer),
         ("accelerated", answer),
     ]

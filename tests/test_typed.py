@@ -49,8 +49,8 @@ def test_valid_user_code_type_checks(found: dict[str, list[str]]) -> None:
 def test_wrong_user_code_fails_on_the_marked_lines(found: dict[str, list[str]]) -> None:
     lines = REFUSED.read_text().splitlines()
     wanted = {(at, mark[1]) for at, line in enumerate(lines, 1) if (mark := re.search(r"# refused: ([\w-]+)$", line))}
-    told = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in found[REFUSED.name])
-    assert {(int(one[1]), one[2]) for one in told if one is not None} == wanted
+    errors = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in found[REFUSED.name])
+    assert {(int(one[1]), one[2]) for one in errors if one is not None} == wanted
     assert len(wanted) > 30
 
 

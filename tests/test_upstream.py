@@ -288,9 +288,9 @@ def test_undeclared_difference_fails(upstream: Any, capsys: pytest.CaptureFixtur
         return bool(upstream._compared(tests, "default", plain, ["test_graphs.py"], unrouted=2))
 
     assert not compared({})
-    said = capsys.readouterr().out
-    assert "DIFFERENT: test_graphs.py::test_plain: plain passed, routed failed" in said
-    assert "1 tests route nothing: test_graphs 1\n    test_graphs.py::test_nothing" in said
+    stdout = capsys.readouterr().out
+    assert "DIFFERENT: test_graphs.py::test_plain: plain passed, routed failed" in stdout
+    assert "1 tests route nothing: test_graphs 1\n    test_graphs.py::test_nothing" in stdout
     assert compared({"test_plain": "it asks whether it is plain"})
     assert "excluded, since it asks whether it is plain: test_plain" in capsys.readouterr().out
 

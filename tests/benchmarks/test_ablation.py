@@ -65,9 +65,9 @@ def test_interrupted_run_resumes_from_its_results(tmp_path: Path) -> None:
     cases = [Case(("agent",), queries=2), Case(("agent",), passes=(), queries=2)]
     first = run_all(cases[:1], 1, kept)
     lines = kept.read_text()
-    told: list[int] = []
-    both = run_all(cases, 1, kept, lambda: told.append(1))
-    assert both[cases[0]] == first[cases[0]] and len(told) == 2
+    reports: list[int] = []
+    both = run_all(cases, 1, kept, lambda: reports.append(1))
+    assert both[cases[0]] == first[cases[0]] and len(reports) == 2
     assert kept.read_text().startswith(lines) and len(kept.read_text().splitlines()) == 2
     kept.write_text(json.dumps({"case": repr(cases[0]), "found": {"mean": 7.0}}) + "\n")
     assert run_all(cases[:1], 1, kept) == {cases[0]: {"mean": 7.0}}

@@ -49,14 +49,14 @@ def test_haystack_runs_independent_steps_concurrently() -> None:
     async def both(one: str, other: str) -> str:
         return one + other
 
-    async def asked() -> list[dict[str, str]]:
+    async def run_two_flows() -> list[dict[str, str]]:
         flow = haystack_pipelines.Flow()
         flow.step("first", first, "given")
         flow.step("second", second, "given")
         flow.step("both", both, one="first", other="second")
         return await asyncio.gather(*[asyncio.wait_for(flow.run({"given": text}), 20) for text in ("a", "b")])
 
-    assert [one["both"] for one in asyncio.run(asked())] == ["aa", "bb"] and len(begun) == 4
+    assert [one["both"] for one in asyncio.run(run_two_flows())] == ["aa", "bb"] and len(begun) == 4
 
 
 async def test_scripted_apps_make_one_call_at_a_time() -> None:
@@ -67,21 +67,21 @@ async def test_scripted_apps_make_one_call_at_a_time() -> None:
             under_way[0] += 1
             most[0] = max(most[0], under_way[0])
             try:
-                return await asked(self, *args, **kwargs)
+                return await original_ainvoke(self, *args, **kwargs)
             finally:
                 under_way[0] -= 1
 
-        asked, ChatTeola.ainvoke = ChatTeola.ainvoke, watched  # type: ignore[method-assign]
+        original_ainvoke, ChatTeola.ainvoke = ChatTeola.ainvoke, watched  # type: ignore[method-assign]
         try:
             for name, script in SCRIPTS.items():
                 await script(kit, given(name, 1))
         finally:
-            ChatTeola.ainvoke = asked  # type: ignore[method-assign]
+            ChatTeola.ainvoke = original_ainvoke  # type: ignore[method-assign]
     assert most == [1]
 
 
 def test_an_agent_that_fails_ends_the_conversation() -> None:
-    async def fails(said: Said) -> Said:
+    async def fails(message: Said) -> Said:
         raise ZeroDivisionError("no agent")
 
     with pytest.raises(ZeroDivisionError, match="no agent"):

@@ -47,13 +47,13 @@ def test_summary_has_ratios_goodput_and_worst_case(monkeypatch: pytest.MonkeyPat
             for seed in (1, 2):
                 times = measured(*[factor * slow] * 19, 1.5 * slow)
                 found[Cell("agent", name, rate, seed, 20)] = times
-    told = loaded.application(found, "agent")
-    assert told["goal_seconds"] == 5.0
-    assert told["speedup_low"]["object"]["median"] == pytest.approx(39.5 / 20.5, abs=1e-4)
-    assert told["goodput"] == {"accelerated": 3, "object": pytest.approx(2.0, abs=0.1)}
-    assert told["worst_ratio"]["of"] == "p99"
-    assert [one["within_goal"] for one in told["latency"]["object"]] == [1.0, 1.0, 0.0]
-    assert told["ratios"] == 6 and not told["behind"]
+    summary = loaded.application(found, "agent")
+    assert summary["goal_seconds"] == 5.0
+    assert summary["speedup_low"]["object"]["median"] == pytest.approx(39.5 / 20.5, abs=1e-4)
+    assert summary["goodput"] == {"accelerated": 3, "object": pytest.approx(2.0, abs=0.1)}
+    assert summary["worst_ratio"]["of"] == "p99"
+    assert [one["within_goal"] for one in summary["latency"]["object"]] == [1.0, 1.0, 0.0]
+    assert summary["ratios"] == 6 and not summary["behind"]
 
 
 def test_ratios_with_interval_below_one_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ def test_every_graph_is_measured(name: str, rows: dict[str, dict[str, Any]]) -> 
 
 
 def test_summary_covers_all_graphs(rows: dict[str, dict[str, Any]]) -> None:
-    told = top(list(rows.values()))
-    assert told["answers_equal"]
-    assert told["worst_behind_ms"] == max(row["behind_ms"] for row in rows.values())
+    summary = top(list(rows.values()))
+    assert summary["answers_equal"]
+    assert summary["worst_behind_ms"] == max(row["behind_ms"] for row in rows.values())
     assert len(table(list(rows.values()))) == len(APPS)
 
 

@@ -34,8 +34,8 @@ def test_finished_benchmark_is_not_repeated(tmp_path: Path, capsys: pytest.Captu
         kept.keep("overhead", folder, results, runs)
     assert runs.commands == [["benchmarks.overhead", "--json"]]
     assert json.loads((results / "overhead.json").read_text()) == {"benchmark": "one"}
-    told = capsys.readouterr().err
-    assert "overhead: begun" in told and "overhead: done in 0 s" in told and "done before" in told
+    stderr = capsys.readouterr().err
+    assert "overhead: begun" in stderr and "overhead: done in 0 s" in stderr and "done before" in stderr
     (folder / "overhead.json").unlink()
     kept.keep("overhead", folder, results, runs)
     assert len(runs.commands) == 2

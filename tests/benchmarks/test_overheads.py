@@ -19,8 +19,8 @@ def test_costs_are_measured_for_graphs_queries_and_replicas() -> None:
 
 def test_rows_name_application_and_ground() -> None:
     options = argparse.Namespace(queries=1, only="agent", here=True)
-    told = overheads.orchestration(options)
-    assert set(told) == {"clock", "path"} and set(told["clock"]["process"]) == {"agent"} < set(WORKFLOWS)
-    rows = overheads.rows({"shares": told})
+    result = overheads.orchestration(options)
+    assert set(result) == {"clock", "path"} and set(result["clock"]["process"]) == {"agent"} < set(WORKFLOWS)
+    rows = overheads.rows({"shares": result})
     assert [row["on"] for row in rows] == ["process, clock", "process, path"]
     assert rows[0]["seconds"] > 1

@@ -18,12 +18,12 @@ LLAMAINDEX = f"Generate 3 search queries, one on each line, related to:\nQuery: 
 @pytest.mark.parametrize("prompt", [EXPAND.format(question=ASKED), LLAMAINDEX])
 def test_expanded_questions_use_words_of_the_question(prompt: str) -> None:
     schema = None if prompt is LLAMAINDEX else json.dumps(QUESTIONS)
-    said = answer(Prompt(text=prompt), Sampling(max_tokens=96, json_schema=schema))
-    questions = said.splitlines() if schema is None else json.loads(said)
+    text = answer(Prompt(text=prompt), Sampling(max_tokens=96, json_schema=schema))
+    questions = text.splitlines() if schema is None else json.loads(text)
     assert len(questions) == len(set(questions)) == 3
     assert all(word in ASKED for question in questions for word in question.split())
 
 
 def test_answers_use_words_of_their_own() -> None:
-    said = answer(Prompt(text=ANSWER.format(question=ASKED, passage="lambs")), Sampling(max_tokens=64))
-    assert len(said.split()) == 24 and set(said.split()) <= set(WORDS)
+    text = answer(Prompt(text=ANSWER.format(question=ASKED, passage="lambs")), Sampling(max_tokens=64))
+    assert len(text.split()) == 24 and set(text.split()) <= set(WORDS)

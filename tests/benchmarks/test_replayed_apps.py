@@ -25,8 +25,8 @@ def off(app: str, name: str, rate: float, queries: int) -> tuple[float, float]:
     scheme, times = BY_NAME[name], list(itertools.islice(poisson(rate, 1), queries))
     flows = [flow(app, scheme, number) for number in range(queries)]
     quick = replay(cluster_of(scheme), flow_arrivals(app, flows, times))
-    asked = [Arrival(at, app, number) for number, at in enumerate(times)]
-    real = simulate(cluster_of(scheme), {app: maker(app, scheme)}, asked)
+    arrivals = [Arrival(at, app, number) for number, at in enumerate(times)]
+    real = simulate(cluster_of(scheme), {app: maker(app, scheme)}, arrivals)
     assert not any(one.error for one in real.queries)
     one, other = ([served.seconds for served in run.queries] for run in (quick, real))
     return sum(one) / sum(other) - 1, quantile(one, 0.95) / quantile(other, 0.95) - 1

@@ -96,10 +96,10 @@ def test_other_policies_keep_prefix_affinity_until_loads_diverge() -> None:
         blocks = block_hashes([1] * 160)
         chosen = []
         for number in range(13):
-            asked = PlacementRequest(f"r{number}", 160, blocks)
-            placed = router.choose_replica(asked, lambda name, units: True)
+            request = PlacementRequest(f"r{number}", 160, blocks)
+            placed = router.choose_replica(request, lambda name, units: True)
             assert placed is not None
-            router.record_sent(asked, placed)
+            router.record_sent(request, placed)
             chosen.append(placed.replica)
         assert chosen[:11] == ["0"] * 11
         assert chosen[-2] == last, "Ray Serve balances from a difference of ten"
@@ -111,11 +111,11 @@ def test_least_loaded_policy_chooses_the_least_loaded_replica() -> None:
     router.add_replica("1")
     order = []
     for number in range(4):
-        asked = PlacementRequest(str(number), 1)
-        placed = router.choose_replica(asked, lambda name, units: True)
+        request = PlacementRequest(str(number), 1)
+        placed = router.choose_replica(request, lambda name, units: True)
         assert placed is not None
         order.append(placed.replica)
-        router.record_sent(asked, placed)
+        router.record_sent(request, placed)
     router.record_ended(0.0, ["1"])
     assert order == ["0", "1", "0", "1"]
     assert router.least() == "1"

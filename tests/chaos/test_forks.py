@@ -116,8 +116,8 @@ def test_workers_start_their_own_pools() -> None:
         with pool:
             return str(ChatTeola(pool=pool).invoke("x").content)
 
-    said = {in_fork(worker) for _ in range(2)}
-    assert said == {worker()}
+    answers_of_workers = {in_fork(worker) for _ in range(2)}
+    assert answers_of_workers == {worker()}
 
 
 def test_pool_closed_before_the_fork_starts_in_the_child() -> None:
@@ -133,18 +133,18 @@ def test_pool_closed_before_the_fork_starts_in_the_child() -> None:
 
 def test_child_of_multiprocessing_fork_raises(pool: EnginePool) -> None:
     context = multiprocessing.get_context("fork")
-    said: Any = context.SimpleQueue()
+    errors: Any = context.SimpleQueue()
 
     def work() -> None:
         try:
             ChatTeola(pool=pool).invoke("x")
         except EngineUnavailable as error:
-            said.put(str(error))
+            errors.put(str(error))
 
     child = context.Process(target=work)
     child.start()
     child.join(20)
-    assert not child.is_alive() and "forked" in said.get()
+    assert not child.is_alive() and "forked" in errors.get()
     assert answers(pool)
 
 

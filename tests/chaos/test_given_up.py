@@ -46,13 +46,13 @@ class Own(BaseChatModel):
 
     @contextmanager
     def _call(self, messages: Any) -> Iterator[list[str]]:
-        said = str(messages[-1].content)
-        self.under_way.append(said)
+        content = str(messages[-1].content)
+        self.under_way.append(content)
         try:
-            yield [f"{said} {n} " for n in range(20)]
+            yield [f"{content} {n} " for n in range(20)]
         finally:
-            self.under_way.remove(said)
-        self.done.append(said)
+            self.under_way.remove(content)
+        self.done.append(content)
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         with self._call(messages) as pieces:

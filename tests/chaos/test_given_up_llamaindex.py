@@ -81,12 +81,12 @@ def interrupted(work: Callable[[], object], after: float = 0.4) -> float:
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
 def test_ctrl_c_ends_a_query_and_its_requests(world: World, way: str) -> None:
-    def asked(engine: Any) -> Callable[[], object]:
+    def query_of(engine: Any) -> Callable[[], object]:
         return (lambda: engine.query(QUESTION)) if way == "query" else lambda: asyncio.run(engine.aquery(QUESTION))
 
-    plain = interrupted(asked(world.plain))
+    plain = interrupted(query_of(world.plain))
     world.settled(10.0)
-    assert interrupted(asked(world.fast)) < plain + 1.0
+    assert interrupted(query_of(world.fast)) < plain + 1.0
     world.settled()
 
 

@@ -70,7 +70,7 @@ def ask(number: int) -> Generate:
     return Generate(Prompt((Message("user", f"question number {number}, please"),)), Sampling(max_tokens=8))
 
 
-def asked(pool: EnginePool, number: int) -> str:
+def answer_of(pool: EnginePool, number: int) -> str:
     """The answer; its pieces must make it up, so that nothing was said twice."""
     handle = pool.call(K.PREFILLING, "llm", [ask(number)], stream=True)
     pieces = "".join(piece.text for piece in handle.pieces)
@@ -87,9 +87,9 @@ def all_up(pool: str, replicas: int) -> bool:
 def test_queries_survive_a_killed_replica(chaos: EnginePool) -> None:
     count = 200 if LONG else 60
     with ThreadPoolExecutor(32) as threads:
-        expected = {number: asked(chaos, number) for number in range(10)}
+        expected = {number: answer_of(chaos, number) for number in range(10)}
         victim = status("chaos", "llm")["replicas"][0]["pid"]
-        answers = [threads.submit(asked, chaos, number % 10) for number in range(count)]
+        answers = [threads.submit(answer_of, chaos, number % 10) for number in range(count)]
         until(lambda: status("chaos", "llm")["replicas"][0]["running"] > 0, 20)
         os.kill(victim, signal.SIGKILL)
         recovered = until(lambda: all_up("chaos", 2) and status("chaos", "llm")["replicas"][0]["pid"] != victim, 30)
@@ -107,13 +107,13 @@ def test_queries_survive_a_killed_engine_host(chaos: EnginePool) -> None:
 
 
 def test_hanging_replica_is_replaced(chaos: EnginePool) -> None:
-    expected, host = asked(chaos, 1), actor(actor_name("chaos", "llm"))
+    expected, host = answer_of(chaos, 1), actor(actor_name("chaos", "llm"))
     victim = status("chaos", "llm")["replicas"][0]["pid"]
     ray.get(host.watch_closely.remote(0.2, 0.5))
     os.kill(victim, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda _: asked(chaos, 1), range(8)))
+            found = list(threads.map(lambda _: answer_of(chaos, 1), range(8)))
         assert found == [expected] * 8
         until(lambda: all_up("chaos", 2) and status("chaos", "llm")["replicas"][0]["pid"] != victim, 30)
     finally:
@@ -130,14 +130,14 @@ def test_queries_survive_a_killed_vllm_engine_core(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 2048}
     engine = {"kind": "vllm", "model": str(llm_folder()), "replicas": 2, "cores": ["0", "1"], "engine_args": args}
     with running(ray_address, "cores", llm=engine) as pool, ThreadPoolExecutor(8) as threads:
-        expected = {number: asked(pool, number) for number in range(5)}
+        expected = {number: answer_of(pool, number) for number in range(5)}
         for kill in (_engine_core, lambda pid: pid):
-            answers = [threads.submit(asked, pool, number % 5) for number in range(20)]
+            answers = [threads.submit(answer_of, pool, number % 5) for number in range(20)]
             until(lambda: status("cores", "llm")["replicas"][0]["running"] > 0, 20)
             os.kill(kill(status("cores", "llm")["replicas"][0]["pid"]), signal.SIGKILL)
             assert [answer.result(240) for answer in answers] == [expected[number % 5] for number in range(20)]
             print(f"recovered after {until(lambda: all_up('cores', 2), 200):.1f} s, vLLM's own start-up included")
-            assert asked(pool, 2) == expected[2]
+            assert answer_of(pool, 2) == expected[2]
 
 
 @pytest.mark.skipif(not LONG, reason="starts vLLM (make test-all)")
@@ -146,7 +146,7 @@ def test_killed_actor_leaves_no_vllm_process(ray_address: str) -> None:
     args = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
     engine = {"kind": "vllm", "model": str(llm_folder()), "cores": ["0"], "engine_args": args}
     with running(ray_address, "orphans", llm=engine) as pool:
-        asked(pool, 1)
+        answer_of(pool, 1)
         core = _engine_core(status("orphans", "llm")["replicas"][0]["pid"])
         assert psutil.pid_exists(core)
     until(lambda: not psutil.pid_exists(core), 15)

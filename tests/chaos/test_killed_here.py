@@ -82,5 +82,5 @@ def test_queries_recover_after_the_database_is_killed(pool: EnginePool, home: Pa
         for one in asking:
             one.result(60)  # nothing hangs, and nothing else is raised
     assert [at for at, _ in answers if at > killed + 0.5], "it did not come back"
-    assert {said for _, said in answers} == {expected}
+    assert {answer for _, answer in answers} == {expected}
     assert all(error.hint and "store" in str(error) for error in errors)

@@ -18,9 +18,9 @@ def test_cache_events_are_sent_with_the_results() -> None:
     engine.on_prefix_events((PrefixStored((1, 2)),))
     engine.on_prefix_events((PrefixRemoved((1, 2), 1), PrefixesCleared()))
     parcel = pack([Done("r", 3), *reports.take()])
-    heard: list[PrefixEvents] = []
-    assert list(without_reports(unpack(parcel), heard.append)) == [Done("r", 3)]
-    assert heard == [(PrefixStored((1, 2)), PrefixRemoved((1, 2), 1), PrefixesCleared())]
+    reported: list[PrefixEvents] = []
+    assert list(without_reports(unpack(parcel), reported.append)) == [Done("r", 3)]
+    assert reported == [(PrefixStored((1, 2)), PrefixRemoved((1, 2), 1), PrefixesCleared())]
     assert reports.take() == []
     assert list(without_reports(unpack(parcel), None)) == [Done("r", 3)]
 

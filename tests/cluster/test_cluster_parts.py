@@ -123,14 +123,14 @@ async def test_events_are_read_in_order_with_pieces_joined() -> None:
 
 async def test_concurrent_takers_are_served_in_turn() -> None:
     outbox = Outbox()
-    asked = [asyncio.ensure_future(outbox.take()) for _ in range(3)]
+    takers = [asyncio.ensure_future(outbox.take()) for _ in range(3)]
     for name in "ab":
         outbox.put(RequestEnded(name, name))
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        asked = sorted(asked, key=asyncio.Future.done)
-        assert asked.pop().result() == ("ab".index(name) + 1, [RequestEnded(name, name)])
+        await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+        takers = sorted(takers, key=asyncio.Future.done)
+        assert takers.pop().result() == ("ab".index(name) + 1, [RequestEnded(name, name)])
     outbox.close()
-    assert await asked[0] is None
+    assert await takers[0] is None
 
 
 async def test_pending_pieces_of_a_stream_are_merged() -> None:
@@ -176,12 +176,12 @@ def test_errors_survive_serialization(error: EngineError) -> None:
 
 def test_ray_references_are_sent_separately_from_the_bytes() -> None:
     held = RayBatch("a reference of Ray's")
-    asked = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), RayValue(held, n))) for n in range(2)]  # type: ignore[arg-type]
-    parcel = pack(asked)
+    requests = [Request(f"r{n}", K.INGESTION, IngestRow("c", Chunk("x", "t"), RayValue(held, n))) for n in range(2)]  # type: ignore[arg-type]
+    parcel = pack(requests)
     assert isinstance(parcel, tuple) and parcel[1] == ["a reference of Ray's"]
     one, two = (remote_values_in(request.payload)[0] for request in unpack(parcel))
     assert one.batch is two.batch and one.batch.ref == "a reference of Ray's" and (one.index, two.index) == (0, 1)
-    [(names, order)] = unpack_orders(pack_orders([Submit(event(SEARCH), tuple(asked))], lambda *_: None) or b"")
+    [(names, order)] = unpack_orders(pack_orders([Submit(event(SEARCH), tuple(requests))], lambda *_: None) or b"")
     assert names == ("r0", "r1") and remote_values_in(order.requests[1].payload)[0].index == 1  # type: ignore[union-attr]
 
 

@@ -98,10 +98,10 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     token = Path(record["token"])
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text()) == 64
     stranger = {**env, "XDG_CACHE_HOME": str(cache / "another")}
-    asked = ("status", "--pool", "commands", "--address", record["address"])
-    refused, told = at_once((stranger, asked), ({**stranger, "RAY_AUTH_TOKEN": token.read_text()}, asked))
+    command = ("status", "--pool", "commands", "--address", record["address"])
+    refused, accepted = at_once((stranger, command), ({**stranger, "RAY_AUTH_TOKEN": token.read_text()}, command))
     assert refused.returncode == 1 and "RAY_AUTH_TOKEN" in refused.stderr and "asks for a token" in refused.stderr
-    assert told.returncode == 0, told.stderr
+    assert accepted.returncode == 0, accepted.stderr
 
 
 def test_pool_commands_work_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any) -> None:

@@ -161,9 +161,9 @@ def test_value_of_a_wrong_type_is_reported_in_one_line(field: str) -> None:
             del engine["kind"]
         with pytest.raises(ConfigError) as caught:
             PoolConfig.parse(yaml.safe_dump({"engines": {"llm": engine}}), "pool.yaml")
-        said = str(caught.value)
-        assert said.startswith("pool.yaml, line ") and "\n" not in said, (value, said)
-        assert field in said and "Input should" not in said and "pydantic" not in said, (value, said)
+        message = str(caught.value)
+        assert message.startswith("pool.yaml, line ") and "\n" not in message, (value, message)
+        assert field in message and "Input should" not in message and "pydantic" not in message, (value, message)
         assert "docs/reference-settings.md" in caught.value.hint
 
 
@@ -191,13 +191,13 @@ def test_binary_pool_file_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "tokens"), [("auto", 16), ("off", None), ('"off"', None), ("{tokens: 8}", 8), ("{}", 16)]
+    ("setting", "tokens"), [("auto", 16), ("off", None), ('"off"', None), ("{tokens: 8}", 8), ("{}", 16)]
 )
-def test_draft_settings_of_an_engine_are_parsed(said: str, tokens: int | None) -> None:
-    config = PoolConfig.parse(f"engines:\n  llm: {{kind: vllm, model: some/model, drafts: {said}}}\n")
+def test_draft_settings_of_an_engine_are_parsed(setting: str, tokens: int | None) -> None:
+    config = PoolConfig.parse(f"engines:\n  llm: {{kind: vllm, model: some/model, drafts: {setting}}}\n")
     made: Any = build_engine(engine_spec("llm", config.engines["llm"]), 0)
     assert (made._setup.drafts.tokens if made._setup.drafts else None) == tokens
-    assert made._setup.drafts_on_cuda == (said != "auto")
+    assert made._setup.drafts_on_cuda == (setting != "auto")
 
 
 def test_search_and_tool_engines_are_built_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

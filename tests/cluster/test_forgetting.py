@@ -33,9 +33,9 @@ def pool(request: pytest.FixtureRequest) -> Iterator[EnginePool]:
 
 
 def accepted(pool: EnginePool, tenant: str) -> int:
-    asked = Generate(Prompt(text="The same question as ever, of enough words."), Sampling(max_tokens=64))
+    generate = Generate(Prompt(text="The same question as ever, of enough words."), Sampling(max_tokens=64))
     request_context = RequestContext(tenant=tenant, app="a")
-    [made] = pool.call(PrimitiveKind.PREFILLING, "llm", [asked], request_context=request_context).result(30)
+    [made] = pool.call(PrimitiveKind.PREFILLING, "llm", [generate], request_context=request_context).result(30)
     assert isinstance(made, Generation)
     return made.accepted
 

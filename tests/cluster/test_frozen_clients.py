@@ -86,14 +86,14 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def asked(pool: EnginePool, words: str, engine: str = "llm") -> CallHandle:
+def submit(pool: EnginePool, words: str, engine: str = "llm") -> CallHandle:
     ask = Generate(Prompt((Message("user", words),)), Sampling(max_tokens=4))
     return pool.call(K.PREFILLING, engine, [ask])
 
 
 def answer(pool: EnginePool) -> str:
     vectors = pool.call(K.EMBEDDING, "wide", [EmbedText("x")]).result(10)
-    return str(asked(pool, "anybody there?").result(10)[0].text) + str(vectors[0][:2])
+    return str(submit(pool, "anybody there?").result(10)[0].text) + str(vectors[0][:2])
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
@@ -124,8 +124,8 @@ def test_frozen_client_does_not_block_other_clients(pool: EnginePool, ray_addres
 
 def test_invalid_unicode_does_not_block_other_requests(pool: EnginePool) -> None:
     """Its host cannot route it by its blocks. It ends by itself, and whoever comes after it has an answer."""
-    odd, after = asked(pool, "half a pair: \ud800", "routed"), asked(pool, "a whole one", "routed")
+    odd, after = submit(pool, "half a pair: \ud800", "routed"), submit(pool, "a whole one", "routed")
     assert after.result(10)[0].text
     with contextlib.suppress(EngineError):
         odd.result(10)
-    assert asked(pool, "and later", "routed").result(10)[0].text
+    assert submit(pool, "and later", "routed").result(10)[0].text

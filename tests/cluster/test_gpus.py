@@ -112,15 +112,15 @@ def test_engine_computes_on_the_gpu_assigned_by_ray(ray_address: str, carried: N
         for _ in range(2)
     ]
     try:
-        told = ray.get([actor.tell.remote() for actor in made], timeout=60)
+        devices = ray.get([actor.tell.remote() for actor in made], timeout=60)
     finally:
         for actor in made:
             ray.kill(actor)
-    assert [device for _, device, _ in told] == ["cuda:0", "cuda:0"]
-    assert sorted(given for given, _, _ in told) == ["0", "1"]
-    for given, _, known in told:
+    assert [device for _, device, _ in devices] == ["cuda:0", "cuda:0"]
+    assert sorted(given for given, _, _ in devices) == ["0", "1"]
+    for given, _, known in devices:
         assert parse(known).units == {given} and parse(known).host == ray.nodes()[0]["NodeID"]
-    assert not share_hardware(told[0][2], told[1][2])
+    assert not share_hardware(devices[0][2], devices[1][2])
 
 
 @pytest.mark.models

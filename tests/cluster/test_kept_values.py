@@ -37,8 +37,8 @@ def index(collection: str) -> Graph:
         attributes=Attributes(role="document")
     )
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("embed"))
-    said = Attributes(collection=collection)
-    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=said)
+    attributes = Attributes(collection=collection)
+    store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=attributes)
     return Graph([embed, store], Ref("store"))
 
 
@@ -131,8 +131,8 @@ def test_vectors_of_a_graph_reach_the_store_without_the_client(
 def test_rows_are_written_when_the_original_sends_them(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
     """Their vectors are made early and stay where they are made; the rows are sent when the plain object sends them."""
     run = shared.runtime.submit(Query({"input": INPUTS}), index(collection), {}, has_original=True)
-    asked = [EmbedText(text, "document") for text in TEXTS]
-    made = shared.call(K.EMBEDDING, "wide", asked, keep_remote=True, run=run).result(60)
+    payloads = [EmbedText(text, "document") for text in TEXTS]
+    made = shared.call(K.EMBEDDING, "wide", payloads, keep_remote=True, run=run).result(60)
     assert all(isinstance(vector, RemoteValue) for vector in made)
     time.sleep(0.3)
     assert shared.admin("store", "count", collection).result(10) == 0

@@ -30,8 +30,8 @@ def test_local_pool_uses_policies_and_limits_of_the_file(tmp_path: Path) -> None
         assert type(chosen["embedder"]) is type(POLICIES["topology-aware"]())
         model = ChatTeola(pool=pool)
         with ThreadPoolExecutor(8) as threads:
-            asked = [threads.submit(model.invoke, f"Question {i}?") for i in range(8)]
-        failed = [one.exception() for one in asked if one.exception() is not None]
+            futures = [threads.submit(model.invoke, f"Question {i}?") for i in range(8)]
+        failed = [one.exception() for one in futures if one.exception() is not None]
         assert failed and all(type(one) is EngineOverloaded for one in failed)
         assert "its limit is 1" in str(failed[0]) and len(failed) < 8
 

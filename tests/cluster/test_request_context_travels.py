@@ -40,9 +40,9 @@ def request(name: str = "r1") -> Request:
 
 def context_at(host: Host) -> tuple[str, dict[str, Any]]:
     """Tenant and terms of what it was asked for last; sessions and gangs as the client named them."""
-    asked, told = host.asked[-1]
-    found = {name: getattr(told, name) for name in (*FIELDS, "gang")}
-    return asked.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
+    request, context = host.asked[-1]
+    found = {name: getattr(context, name) for name in (*FIELDS, "gang")}
+    return request.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
 
 
 def never() -> FakeEmbedder:
@@ -78,8 +78,8 @@ async def test_adopted_follower_gets_its_changed_context(monkeypatch: pytest.Mon
         cluster.ask(port, request(), event(EMBED))  # fills the engine
         port._link.send(Submit(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
         await cluster.until(lambda: len(host.asked) == 2)
-        heard = cluster.listened(port, request("q-ahead1.0"), event(later))
-        port.adopt("q-ahead1", [heard.entry], event(later, depth=9))
+        listener = cluster.listened(port, request("q-ahead1.0"), event(later))
+        port.adopt("q-ahead1", [listener.entry], event(later, depth=9))
         [queued] = host.port.scheduler.queue
         await cluster.until(lambda: queued.depth == 9)
         assert queued.gang.endswith("|g")
@@ -90,11 +90,11 @@ async def test_new_host_gets_the_changed_request_context(monkeypatch: pytest.Mon
     async with Cluster(monkeypatch) as cluster:
         first = cluster.host(never())
         port = await cluster.port("embedder")
-        heard = cluster.ask(port, request(), event(EMBED, gang="", objective=Objective.LATENCY))
+        listener = cluster.ask(port, request(), event(EMBED, gang="", objective=Objective.LATENCY))
         port.depths(DepthChanged(0.0, "q", {"embed": 7}, {"embed": (Objective.THROUGHPUT, "late")}))
         await cluster.until(lambda: bool(first.asked))
         second = cluster.host(FakeEmbedder())
-        await result(heard)
+        await result(listener)
         assert context_at(second) == ("acme", {**FIELDS, "depth": 7, "gang": "late"})
 
 
@@ -116,11 +116,11 @@ async def test_resent_request_is_separate_from_its_cancelled_one(monkeypatch: py
     """A client that was given up greets and asks again, under the same name, while its old request is cancelled."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder(faults=Faults(hang_on=lambda r: r.id == "me#1|r1")))
-        heard = cluster.ask(await cluster.port("embedder"), request(), event(EMBED))
+        listener = cluster.ask(await cluster.port("embedder"), request(), event(EMBED))
         await cluster.until(lambda: bool(host.asked))
         await host.leave("me")
-        assert len(await result(heard)) == 32
-        assert [asked.id for asked, _ in host.asked] == ["me#1|r1", "me#2|r1"]
+        assert len(await result(listener)) == 32
+        assert [sent.id for sent, _ in host.asked] == ["me#1|r1", "me#2|r1"]
 
 
 class Choosy(FakeEmbedder):
@@ -203,9 +203,9 @@ async def test_version_of_a_search_is_returned(monkeypatch: pytest.MonkeyPatch) 
     async with Cluster(monkeypatch) as cluster:
         cluster.host(Versioned())
         port = await cluster.port("store")
-        asked = Request("r1", K.SEARCHING, SearchVector("c", [1.0], 2), "q")
-        heard = cluster.ask(port, asked, event(SEARCH))
-        assert not await result(heard) and heard.entry.search.version == Version("c", 7)
+        search = Request("r1", K.SEARCHING, SearchVector("c", [1.0], 2), "q")
+        listener = cluster.ask(port, search, event(SEARCH))
+        assert not await result(listener) and listener.entry.search.version == Version("c", 7)
 
 
 def test_version_of_a_collection_can_be_queried(shared: EnginePool) -> None:

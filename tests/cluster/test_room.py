@@ -139,9 +139,9 @@ def test_deployment_waits_for_an_autoscaling_cluster(newer: bool, tmp_path: Path
     """With Ray's own autoscaler, whose provider of nodes starts processes of this machine."""
     from support.growing_cluster import growing
 
-    said: list[str] = []
+    lines: list[str] = []
     with growing(newer, head={"CPU": 1}, worker={"CPU": 1, "GPU": 1}) as address:
         assert room._can_grow()
-        deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=said.append)
+        deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=lines.append)
         end(address, "growing")
-    assert any("waiting for the cluster to grow: a replica of 'llm' asks for 1 GPU" in line for line in said)
+    assert any("waiting for the cluster to grow: a replica of 'llm' asks for 1 GPU" in line for line in lines)

@@ -34,7 +34,7 @@ WAYS = ["invoke", "ainvoke", "batch", "stream"]
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 
-def asked(chain: Chain, way: str) -> Any:
+def answer_of(chain: Chain, way: str) -> Any:
     if way == "ainvoke":
         return asyncio.run(chain.ainvoke(QUESTION))
     if way == "batch":
@@ -62,8 +62,8 @@ def test_bound_model_on_shared_pool_equals_local_pool(shared: EnginePool, way: s
     model = Chat(ledger=Ledger())
     chain = ChatPromptTemplate.from_template("{question}") | model
     with EnginePool.local(fake_engines()) as local:
-        expected = asked(accelerate(chain, pool=local, bind=[(model, "llm")]), way)
-    found = asked(accelerate(chain, pool=shared, bind=[(model, "llm")]), way)
+        expected = answer_of(accelerate(chain, pool=local, bind=[(model, "llm")]), way)
+    found = answer_of(accelerate(chain, pool=shared, bind=[(model, "llm")]), way)
     contents = [[one.content for one in (value if way == "batch" else [value])] for value in (found, expected)]
     assert contents[0] == contents[1] and not model.ledger.calls
 
@@ -100,17 +100,17 @@ def carried(ray_address: str) -> Iterator[tuple[EnginePool, Stub]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("said", ["hello", "refuse"])
-def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: str, said: str) -> None:
+@pytest.mark.parametrize("word", ["hello", "refuse"])
+def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: str, word: str) -> None:
     pool, stub = carried
     model = ChatOpenAI(base_url=stub.base_url, api_key="none", model=MODEL, temperature=0.0, max_retries=0)
-    chain = ChatPromptTemplate.from_template(said + " {question}") | model
+    chain = ChatPromptTemplate.from_template(word + " {question}") | model
 
     def seen(one: Chain) -> Any:
         """What comes of it, and what the server was asked."""
         stub.asked.clear()
         try:
-            value = asked(one, way)
+            value = answer_of(one, way)
             found: Any = [m.model_dump(exclude={"id"}) for m in (value if way == "batch" else [value])]
         except Exception as error:
             found = type(error), str(error)
@@ -152,12 +152,12 @@ class _Facade(EnginePool):
 def test_embeddings_differing_from_the_remote_model_are_refused() -> None:
     own = HuggingFaceEmbeddings(model_name=packaged_minilm())
     assert embeddings_on(own, "embedder", facade(EmbeddingEngine())).engine == "embedder"
-    for engine, said in (
+    for engine, message in (
         (EmbeddingEngine(model="other/model"), "other/model"),
         (EmbeddingEngine(options={"truncate_dim": 8}), "truncate_dim"),
         (EmbeddingEngine(prompts={"query": "q: "}), "q: "),
     ):
-        with pytest.raises(RegistrationError, match=said):
+        with pytest.raises(RegistrationError, match=message):
             embeddings_on(own, "embedder", facade(engine))
 
 

@@ -233,11 +233,11 @@ def test_a_client_of_another_version_is_refused(fakes_address: str) -> None:
 
 def test_a_tenant_is_forgotten_on_every_replica(shared: EnginePool) -> None:
     shared.forget("t")  # engines that learn nothing have nothing to forget
-    host, heard = ReplicaHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
+    host, forgotten = ReplicaHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
 
     async def forget(tenant: str) -> None:
-        heard.append(tenant)
+        forgotten.append(tenant)
 
     host.engine.forget = forget  # type: ignore[attr-defined]
     asyncio.run(host.forget("t"))
-    assert heard == ["t"]
+    assert forgotten == ["t"]

@@ -28,9 +28,9 @@ class Line:
         self.orders.append(order)
 
 
-async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]:
+async def lost_and_found(listener: Heard, *, read: bool) -> tuple[SharedPort, Line]:
     """A request of which `one two` was said when the host was lost; it was sent again."""
-    one = SharedPort("pool", SharedEngine(FACTS), Hello("me", 1, (3, 11), "1"), heard.listener())
+    one = SharedPort("pool", SharedEngine(FACTS), Hello("me", 1, (3, 11), "1"), listener.listener())
     line = one._link = Line()  # type: ignore[assignment]
     made = entry("a", stream=read)
     if read:
@@ -44,24 +44,24 @@ async def lost_and_found(heard: Heard, *, read: bool) -> tuple[SharedPort, Line]
 
 @pytest.mark.parametrize("read", [True, False])
 async def test_repeated_pieces_after_a_retry_are_delivered_once(read: bool) -> None:
-    heard = Heard()
-    one, _ = await lost_and_found(heard, read=read)
+    listener = Heard()
+    one, _ = await lost_and_found(listener, read=read)
     one._receive_all([RequestPiece("a", Piece("a", "one two")), RequestPiece("a", Piece("a", " three"))])
     one._receive_all([RequestEnded("a", Generation("one two three"))])
-    assert heard.text("a") == heard.pieces["a"] == "one two three"
+    assert listener.text("a") == listener.pieces["a"] == "one two three"
 
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_different_retry_fails_if_text_was_delivered(ends: bool) -> None:
-    heard = Heard()
-    one, line = await lost_and_found(heard, read=True)
+    listener = Heard()
+    one, line = await lost_and_found(listener, read=True)
     one._receive_all([RequestEnded("a", Generation("other")) if ends else RequestPiece("a", Piece("a", "other"))])
-    assert isinstance(heard.error("a"), EngineError) and "another" in str(heard.error("a"))
+    assert isinstance(listener.error("a"), EngineError) and "another" in str(listener.error("a"))
     assert ends or line.orders[-1] == Cancel(("a",))
 
 
 async def test_different_retry_is_used_if_no_text_was_delivered() -> None:
-    heard = Heard()
-    one, _ = await lost_and_found(heard, read=False)
+    listener = Heard()
+    one, _ = await lost_and_found(listener, read=False)
     one._receive_all([RequestPiece("a", Piece("a", "other")), RequestEnded("a", Generation("other text"))])
-    assert heard.text("a") == "other text"
+    assert listener.text("a") == "other text"

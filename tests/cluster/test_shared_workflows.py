@@ -16,13 +16,13 @@ from teola_plugin.workflow import Function, Generation, Workflow
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree"])
 def test_workflow_on_shared_pool_equals_local_pool(shared: EnginePool, mode: str) -> None:
-    workflow, said = advanced_rag(), {"mode": mode}
+    workflow, settings = advanced_rag(), {"mode": mode}
     with EnginePool.local(fake_engines()) as local:
-        here = workflow.deploy(local).run(GIVEN, said)
-    there = workflow.deploy(shared).run(GIVEN, said, tenant="t", deadline_s=30)
+        here = workflow.deploy(local).run(GIVEN, settings)
+    there = workflow.deploy(shared).run(GIVEN, settings, tenant="t", deadline_s=30)
     assert there.outputs == here.outputs and there.sources == here.sources
     assert there.trace is not None and there.trace.outcome == "done"
-    assert workflow.deploy(shared, passes=()).run(GIVEN, said).outputs == here.outputs
+    assert workflow.deploy(shared, passes=()).run(GIVEN, settings).outputs == here.outputs
 
 
 async def test_concurrent_queries_keep_their_documents(shared: EnginePool) -> None:

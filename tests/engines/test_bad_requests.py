@@ -118,18 +118,18 @@ def test_real_embedder_and_reranker_fail_bad_requests_alone(kind: K) -> None:
     async def check() -> None:
         await engine.start()
         try:
-            heard = Heard()
-            one = port(engine, heard)
+            listener = Heard()
+            one = port(engine, listener)
             bad: list[Any] = [EmbedText(t) if embeds else ScorePair("q", t) for t in BAD_TEXTS]
             good = EmbedText("x") if embeds else ScorePair("q", "x")
             for number, payload in enumerate(bad):
                 one.enqueue([_entry(f"bad{number}", kind, payload)], event("p"))
             one.enqueue([_entry("good", kind, good)], event("p"))
-            while len(heard.ends) < 9:
+            while len(listener.ends) < 9:
                 await asyncio.sleep(0.01)
-            assert heard.error("good") is None
+            assert listener.error("good") is None
             for number in range(8):
-                error = heard.error(f"bad{number}")
+                error = listener.error(f"bad{number}")
                 assert isinstance(error, EngineError) and error.hint
                 assert "str" in str(error) or "surrogate" in str(error) or "len()" in str(error)
         finally:
@@ -141,20 +141,20 @@ def test_real_embedder_and_reranker_fail_bad_requests_alone(kind: K) -> None:
 @pytest.mark.vllm
 def test_vllm_engine_fails_bad_requests_alone(session_llm: SessionLlm) -> None:
     async def check() -> None:
-        heard = Heard()
-        one = port(session_llm.engine, heard)
+        listener = Heard()
+        one = port(session_llm.engine, listener)
         bad = [chat(text) for text in BAD_TEXTS[:3]] + [Generate(Prompt(text=text)) for text in BAD_TEXTS if text]
         bad.append(Generate(Prompt(text=_Unreadable("x"))))
         for number, payload in enumerate(bad):
             one.enqueue([_entry(f"bad{number}", K.PREFILLING, payload)], event("p"))
         one.enqueue([_entry("good", K.PREFILLING, chat("what?"))], event("p"))
-        while len(heard.ends) <= len(bad):
+        while len(listener.ends) <= len(bad):
             await asyncio.sleep(0.01)
-        assert heard.text("good")
+        assert listener.text("good")
         for number, payload in enumerate(bad):
-            error = heard.error(f"bad{number}")
+            error = listener.error(f"bad{number}")
             assert isinstance(error, EngineError) and error.hint, payload
-        assert "surrogate" in str(heard.error("bad0")) and "U+D83D" in str(heard.error("bad0"))
+        assert "surrogate" in str(listener.error("bad0")) and "U+D83D" in str(listener.error("bad0"))
         assert await session_llm.engine.healthy()
 
     session_llm.run(asyncio.wait_for(check(), 60))

@@ -189,18 +189,18 @@ async def test_model_is_loaded_on_the_assigned_card(have: Cards, monkeypatch: py
     import sentence_transformers
 
     have(10, 60)
-    asked: list[str] = []
+    devices: list[str] = []
 
     class OnTheCpu(getattr(sentence_transformers, name)):  # type: ignore[misc]
         def __init__(self, *args: Any, device: str, **options: Any) -> None:
-            asked.append(device)
+            devices.append(device)
             super().__init__(*args, device="cpu", **options)
 
     monkeypatch.setattr(sentence_transformers, name, OnTheCpu)
     engine = EmbeddingEngine() if name == "SentenceTransformer" else RerankingEngine()
     await engine.start()
     try:
-        assert asked == ["cuda:1"] == [engine.device]
+        assert devices == ["cuda:1"] == [engine.device]
         if isinstance(engine, EmbeddingEngine):
             assert engine._loaded is not None and engine._loaded.batch_size == 32  # type: ignore[attr-defined]
         assert engine.versions()["gpu"] == "Card 1"
@@ -245,8 +245,8 @@ async def test_vllm_gets_the_memory_share_left_by_other_engines(have: Cards, mon
     have(80)
     engine = VllmEngine("llm", "some/model", engine_args={"max_model_len": 64})
     assign_devices([engine, Where(gpu_memory_utilization=0.25), Where("reranker", gpu_memory_utilization=0.05)])
-    told = await told_to_vllm(engine, monkeypatch)
-    assert told == {"engine_args": {"max_model_len": 64, "gpu_memory_utilization": 0.62}, "visible": None}
+    settings = await told_to_vllm(engine, monkeypatch)
+    assert settings == {"engine_args": {"max_model_len": 64, "gpu_memory_utilization": 0.62}, "visible": None}
 
 
 async def test_memory_share_set_by_the_user_is_kept_for_vllm(have: Cards, monkeypatch: pytest.MonkeyPatch) -> None:

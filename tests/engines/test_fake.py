@@ -467,9 +467,9 @@ async def test_the_fakes_are_engines_that_start_and_stop_twice(engine: FakeEngin
 
 
 def test_fake_embedder_and_reranker_use_the_answer_function() -> None:
-    told = FakeEmbedder(dimension=2, answer=lambda text, role: [len(text), role == "document"])
-    asked = [EmbedText("abc"), EmbedText("abc", "document")]
-    found = run_virtual(collect(told, [Request(str(i), K.EMBEDDING, one) for i, one in enumerate(asked)]))
+    embedder = FakeEmbedder(dimension=2, answer=lambda text, role: [len(text), role == "document"])
+    payloads = [EmbedText("abc"), EmbedText("abc", "document")]
+    found = run_virtual(collect(embedder, [Request(str(i), K.EMBEDDING, one) for i, one in enumerate(payloads)]))
     assert [value(found, "0"), value(found, "1")] == [(3.0, 0.0), (3.0, 1.0)]
     judge, pairs = FakeReranker(answer=lambda query, text: query == text), [ScorePair("a", "a"), ScorePair("a", "b")]
     found = run_virtual(collect(judge, [Request(str(i), K.RERANKING, one) for i, one in enumerate(pairs)]))

@@ -165,18 +165,18 @@ async def test_cache_events_of_a_replica_reach_the_router() -> None:
     port = EnginePort("llm", dict(zip("01", engines, strict=True)), PortListener(*[lambda *_: None] * 3))
     router = port.scheduler.router
     assert isinstance(router, E2)
-    asked = ask("r", ("a", 320))
-    engines[1].on_prefix_events((PrefixStored(asked.blocks),))  # type: ignore[attr-defined]
-    placed = router.choose_replica(asked, anywhere)
+    request = ask("r", ("a", 320))
+    engines[1].on_prefix_events((PrefixStored(request.blocks),))  # type: ignore[attr-defined]
+    placed = router.choose_replica(request, anywhere)
     assert placed is not None and (placed.replica, placed.rule) == ("1", PlacementRule.EXPLOIT)
-    engines[1].on_prefix_events((PrefixRemoved(asked.blocks[:11], 10),))  # type: ignore[attr-defined]
-    assert router.index.match(asked.blocks).by_replica() == {"1": 10}
+    engines[1].on_prefix_events((PrefixRemoved(request.blocks[:11], 10),))  # type: ignore[attr-defined]
+    assert router.index.match(request.blocks).by_replica() == {"1": 10}
     engines[1].on_prefix_events((PrefixesCleared(),))  # type: ignore[attr-defined]
     assert not list(router.index.runs())
 
 
 def test_cache_events_are_enabled_only_for_several_replicas() -> None:
-    one, two, no = (VllmEngine("llm", "model", tell_cache=said) for said in (None, None, False))
+    one, two, no = (VllmEngine("llm", "model", tell_cache=setting) for setting in (None, None, False))
     request_prefix_events([one])
     assert one.tell_cache is None
     request_prefix_events([one, two, no, object()])
@@ -200,10 +200,10 @@ async def ask_for(engine: VllmEngine, prompt: Prompt, name: str) -> Generation:
     return last.value
 
 
-async def told(news: list[object], kind: type) -> None:
+async def until_reported(news: list[object], kind: type) -> None:
     """Waits until news of a kind have come."""
     for _ in range(200):
-        if any(isinstance(said, kind) for said in news):
+        if any(isinstance(event, kind) for event in news):
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"no {kind.__name__} in {news}")
@@ -216,21 +216,21 @@ def test_vllm_reports_stored_blocks_and_cache_reset(session_llm: SessionLlm) -> 
     news: list[object] = []
     held: list[PrefixBlocks] = []
 
-    async def asked() -> None:
+    async def store_and_reset() -> None:
         await engine.reset()
         engine.on_prefix_events = news.extend
         try:
             found = await ask_for(engine, prompt, "told")
-            await told(news, PrefixStored)
+            await until_reported(news, PrefixStored)
             assert found.cached_tokens == 0
-            held.extend(said.blocks for said in news if isinstance(said, PrefixStored))
+            held.extend(event.blocks for event in news if isinstance(event, PrefixStored))
             news.clear()
             await engine.reset()
-            await told(news, PrefixesCleared)
+            await until_reported(news, PrefixesCleared)
         finally:
             engine.on_prefix_events = None
 
-    session_llm.run(asked())
+    session_llm.run(store_and_reset())
     most = max(held, key=len)
     assert most == names[: len(most)] and len(names) - 3 <= len(most)
     assert news == [PrefixesCleared()]
@@ -253,7 +253,7 @@ def test_cache_predicted_by_placement_matches_vllm(session_llm: SessionLlm) -> N
         for event in cache_events(0.0, "0", news, 0.0):
             placement.record_cache_event(event)
 
-    async def asked() -> None:
+    async def send_prompts() -> None:
         nonlocal hits
         await engine.start()
         engine.on_prefix_events = hear
@@ -267,7 +267,7 @@ def test_cache_predicted_by_placement_matches_vllm(session_llm: SessionLlm) -> N
             await asyncio.sleep(0.4)
 
     try:
-        session_llm.run(asked(), timeout=280)
+        session_llm.run(send_prompts(), timeout=280)
     finally:
         session_llm.run(engine.stop())
     assert engine.profile.cache_tokens == 65 * 32

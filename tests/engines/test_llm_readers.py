@@ -29,12 +29,12 @@ CASES = {
 }
 
 
-def asked(sampling: Sampling) -> Request:
+def make_request(sampling: Sampling) -> Request:
     prompt = Prompt((Message("user", "Grüße, 東京 🙂: answer in many words, from the context."),))
     return Request(f"reader{next(_numbers)}", K.PREFILLING, Generate(prompt, sampling), late=True)
 
 
-async def heard(llm: SessionLlm, request: Request, listen_after: int | None = None) -> tuple[list[Piece], Done]:
+async def read_all(llm: SessionLlm, request: Request, listen_after: int | None = None) -> tuple[list[Piece], Done]:
     """`listen_after`: somebody reads from then on, in steps of others; 0 before the first token."""
     pieces, ended = list[Piece](), list[Done]()
 
@@ -60,25 +60,25 @@ async def heard(llm: SessionLlm, request: Request, listen_after: int | None = No
 
 
 def test_unread_request_sends_first_piece_and_end_only(session_llm: SessionLlm) -> None:
-    request = asked(CASES["greedy"])
-    [first], done = session_llm.run(heard(session_llm, request))
-    streamed, same = session_llm.run(heard(session_llm, replace(asked(CASES["greedy"]), stream=True)))
+    request = make_request(CASES["greedy"])
+    [first], done = session_llm.run(read_all(session_llm, request))
+    streamed, same = session_llm.run(read_all(session_llm, replace(make_request(CASES["greedy"]), stream=True)))
     assert done.value == replace(same.value, cached_tokens=done.value.cached_tokens)
     assert first.tokens >= 1 and done.value.text.startswith(first.text) and len(streamed) > 4
     assert 0 < done.stats["first_token_s"] < done.stats["seconds"] / 4, "the first token is told when it is there"
-    nobody, last = session_llm.run(heard(session_llm, replace(asked(CASES["greedy"]), late=False)))
+    nobody, last = session_llm.run(read_all(session_llm, replace(make_request(CASES["greedy"]), late=False)))
     assert len(nobody) == 1 and last.cuts == () and done.cuts
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_late_reader_gets_the_whole_stream(session_llm: SessionLlm, case: Sampling) -> None:
-    _, same = session_llm.run(heard(session_llm, replace(asked(case), stream=True)))
+    _, same = session_llm.run(read_all(session_llm, replace(make_request(case), stream=True)))
     for after in (0, 1, 5):
-        pieces, done = session_llm.run(heard(session_llm, asked(case), after))
+        pieces, done = session_llm.run(read_all(session_llm, make_request(case), after))
         assert done.value == replace(same.value, cached_tokens=done.value.cached_tokens)
         if len(pieces) > 1:  # it may have ended by then
             assert "".join(piece.text for piece in pieces) == done.value.text
             assert sum(piece.tokens for piece in pieces) == done.value.completion_tokens
-    _, done = session_llm.run(heard(session_llm, asked(case)))
+    _, done = session_llm.run(read_all(session_llm, make_request(case)))
     assert len(done.cuts) == done.value.completion_tokens, "a piece for each token"
     assert 0 <= len(done.value.text) - sum(done.cuts) < 20, "but for what is held back for stop strings"

@@ -118,14 +118,14 @@ async def ends(engine: VllmEngine, *requests: Request) -> dict[str, str]:
 @pytest.mark.parametrize(("scheduler", "order"), [("", "ZBGHA"), ("topology", "ZHGBA")])
 def test_vllm_itself_follows_and_answers_do_not_change(session_llm: SessionLlm, scheduler: str, order: str) -> None:
     """Two slots; A runs for long, so its query has had its turn when the other slot comes free."""
-    asked = [ask("A", "q1", 3, 0, tokens=90), ask("Z", "q0", 9, 1, tokens=20)]
-    asked += [ask("B", "q1", 1, 2), ask("G", "q2", 1, 3), ask("H", "q2", 3, 4)]
-    plain = session_llm.run(ends(session_llm.engine, *asked))
+    requests = [ask("A", "q1", 3, 0, tokens=90), ask("Z", "q0", 9, 1, tokens=20)]
+    requests += [ask("B", "q1", 1, 2), ask("G", "q2", 1, 3), ask("H", "q2", 3, 4)]
+    plain = session_llm.run(ends(session_llm.engine, *requests))
     args = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512, "max_num_seqs": 2}
     engine = VllmEngine("topology", tiny_llama.make(), engine_args=args, cores="1", scheduler=scheduler)
     try:
         session_llm.run(engine.start(), timeout=280)
-        found = session_llm.run(ends(engine, *asked))
+        found = session_llm.run(ends(engine, *requests))
     finally:
         session_llm.run(engine.stop())
     assert found == plain

@@ -309,8 +309,8 @@ def test_load_reports_cache_tokens_by_app(session_llm: SessionLlm) -> None:
         async with asyncio.timeout(5):  # what an earlier test has asked may still be told
             while engine.load().kv_tokens:
                 await asyncio.sleep(0.05)
-        asked = generate(prompt, max_tokens=400, ignore_eos=True)
-        both = [replace(asked, id=f"{asked.id}-{app}", app=app) for app in ("farm", "desk")]
+        request = generate(prompt, max_tokens=400, ignore_eos=True)
+        both = [replace(request, id=f"{request.id}-{app}", app=app) for app in ("farm", "desk")]
         most, task = dict[str, int](), asyncio.create_task(results(session_llm, *both))
         while not task.done():
             most = {app: max(tokens, most.get(app, 0)) for app, tokens in {**most, **engine.load().kv_tokens}.items()}
@@ -355,8 +355,8 @@ def test_killed_vllm_is_unavailable_at_once_and_restarts(session_llm: SessionLlm
 
     async def killed() -> list[Result]:
         found: list[Result] = []
-        asked = generate(chat("run"), stream=True, max_tokens=3000, ignore_eos=True)
-        async for result in engine.execute([asked]):
+        request = generate(chat("run"), stream=True, max_tokens=3000, ignore_eos=True)
+        async for result in engine.execute([request]):
             if not found:  # at the first piece, not after some time: a starved caller may come too late
                 os.kill(core.pid, signal.SIGKILL)
             found.append(result)

@@ -36,8 +36,8 @@ def encoder() -> Any:
 
 def embedded(engine: EmbeddingEngine, role: Any) -> np.ndarray:
     with EnginePool.local({"embedder": engine}) as pool:
-        asked = [EmbedText(text, role) for text in TEXTS]
-        return np.asarray(pool.call(PrimitiveKind.EMBEDDING, "embedder", asked).result())
+        payloads = [EmbedText(text, role) for text in TEXTS]
+        return np.asarray(pool.call(PrimitiveKind.EMBEDDING, "embedder", payloads).result())
 
 
 def test_vectors_equal_those_of_the_loaded_model(model: Any) -> None:

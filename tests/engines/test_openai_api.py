@@ -88,8 +88,8 @@ class TestOnVllm:
         await engine.start()
         try:
             assert (engine.model, engine.max_model_len) == (MODEL, 2048)
-            told = engine.versions()
-            assert (told["model"], told["server"], told["root"]) == (MODEL, "vllm", str(llm_folder()))
+            versions = engine.versions()
+            assert (versions["model"], versions["server"], versions["root"]) == (MODEL, "vllm", str(llm_folder()))
             assert not engine.profile.prefix_caching, "only where it is declared"
         finally:
             await engine.stop()
@@ -118,11 +118,11 @@ class TestOnVllm:
         self, url: str, vllm_api: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        measured, asked = await self._measured(url, vllm_api)
-        assert asked > 10 and measured.is_measured(K.PREFILLING) and measured.is_measured(K.DECODING)
+        measured, request_count = await self._measured(url, vllm_api)
+        assert request_count > 10 and measured.is_measured(K.PREFILLING) and measured.is_measured(K.DECODING)
         assert measured.min_split_tokens == 48, "blocks of 32 tokens"
-        kept, asked = await self._measured(url, vllm_api)
-        assert asked == 0 and measured == kept
+        kept, request_count = await self._measured(url, vllm_api)
+        assert request_count == 0 and measured == kept
 
     async def _measured(self, url: str, vllm_api: ApiServer) -> tuple[EngineProfile, float]:
         """What a new engine takes its server for, and how many requests that took."""
@@ -174,8 +174,8 @@ class TestOnVllm:
         engine = OpenAIServer("llm", base_url=url)
         await engine.start()
         try:
-            asked = chat("Say much.", max_tokens=40, ignore_eos=True)
-            read = Request("read", K.PREFILLING, asked, stream=True)
+            payload = chat("Say much.", max_tokens=40, ignore_eos=True)
+            read = Request("read", K.PREFILLING, payload, stream=True)
             *pieces, done = [result async for result in engine.execute([replace(read, id="unread", unread=True)])]
             *streamed, same = [result async for result in engine.execute([read])]
         finally:
@@ -239,7 +239,7 @@ class Odd:
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {"/v1/models": (200, '{"data": [{"id": "m"}]}', 0.0)}
-        self.asked: list[tuple[str, Any, str]] = []
+        self.requests: list[tuple[str, Any, str]] = []
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def odd() -> Iterator[tuple[Odd, str]]:
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            state.asked.append((self.path, json.loads(body or "null"), self.headers.get("authorization") or ""))
+            state.requests.append((self.path, json.loads(body or "null"), self.headers.get("authorization") or ""))
             status, content, seconds = state.answers.get(self.path, (404, '{"detail": "Not Found"}', 0.0))
             over.wait(seconds)
             self.send_response(status)
@@ -275,7 +275,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "again"),
+    ("answer", "message", "again"),
     [
         ((500, '{"error": {"message": "on fire"}}', 0.0), "answered 500: on fire", True),
         ((429, '{"message": "slow down"}', 0.0), "answered 429: slow down", True),
@@ -287,7 +287,7 @@ CHAT = "/v1/chat/completions"
     ],
 )
 async def test_server_faults_are_reported_with_their_message(
-    odd: tuple[Odd, str], answer: Answer, said: str, again: bool
+    odd: tuple[Odd, str], answer: Answer, message: str, again: bool
 ) -> None:
     state, url = odd
     state.answers[CHAT] = answer
@@ -299,10 +299,10 @@ async def test_server_faults_are_reported_with_their_message(
         [as_is] = await served(engine, own("hello"))
     finally:
         await engine.stop()
-    assert isinstance(error, EngineError) and re.search(said, str(error)), error
+    assert isinstance(error, EngineError) and re.search(message, str(error)), error
     assert error.retryable is again
     assert not as_is.retryable, "whoever sends a request of its own has its own rules"
-    assert {given for _, _, given in state.asked} == {"Bearer key"}
+    assert {given for _, _, given in state.requests} == {"Bearer key"}
 
 
 async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, str], caplog: Any) -> None:
@@ -312,9 +312,9 @@ async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, st
         await engine.start()
     try:
         assert not engine.profile.prefix_caching and "no /tokenize" in caplog.text
-        asked = len(state.asked)
+        request_count = len(state.requests)
         [warmed] = await served(engine, Warmup(Prompt(text=f"a{UNKNOWN}")))
-        assert warmed.tokens == 0 and len(state.asked) == asked
+        assert warmed.tokens == 0 and len(state.requests) == request_count
     finally:
         await engine.stop()
 
@@ -323,11 +323,11 @@ async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, st
 async def slow(odd: tuple[Odd, str]) -> AsyncIterator[tuple[Odd, OpenAIServer]]:
     """A server that keeps prefixes and takes a while; what it was asked from now on."""
     state, url = odd
-    told = json.dumps({**json.loads(ONE_TOKEN), "usage": {"prompt_tokens": 3}})
-    state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), CHAT: (200, told, 0.3)}
+    reply = json.dumps({**json.loads(ONE_TOKEN), "usage": {"prompt_tokens": 3}})
+    state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), CHAT: (200, reply, 0.3)}
     engine = OpenAIServer(base_url=url, prefix_caching=True)
     await engine.start()
-    state.asked.clear()
+    state.requests.clear()
     yield state, engine
     await engine.stop()
 
@@ -345,11 +345,11 @@ async def test_equal_concurrent_prefixes_are_sent_once(slow: tuple[Odd, OpenAISe
     batch = [warm("a", LONG), warm("b", LONG), warm("another's", LONG, tenant="t")]
     results = await collect(engine, batch)
     assert {r.request_id for r in results if isinstance(r, Done) and r.value.tokens == 3} == {r.id for r in batch}
-    sent = [body for _, body, _ in state.asked]
+    sent = [body for _, body, _ in state.requests]
     assert len(sent) == 2 and {body.get("cache_salt") for body in sent} == {None, "t"}
     assert all((body["messages"], body["max_tokens"]) == ([{"role": "user", "content": LONG}], 1) for body in sent)
     await collect(engine, [warm("later", LONG)])
-    assert len(state.asked) == 3, "it may be forgotten by then"
+    assert len(state.requests) == 3, "it may be forgotten by then"
 
 
 async def test_cancelled_prefix_continues_for_other_requests(slow: tuple[Odd, OpenAIServer]) -> None:
@@ -360,7 +360,7 @@ async def test_cancelled_prefix_continues_for_other_requests(slow: tuple[Odd, Op
     await engine.cancel("first")
     [failed], [done] = await first, await second
     assert isinstance(failed, Failed) and isinstance(done, Done) and done.value.tokens == 3
-    assert len(state.asked) == 1
+    assert len(state.requests) == 1
 
 
 async def test_prefix_is_skipped_while_its_prompt_runs(slow: tuple[Odd, OpenAIServer]) -> None:
@@ -372,11 +372,11 @@ async def test_prefix_is_skipped_while_its_prompt_runs(slow: tuple[Odd, OpenAISe
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "is_measured"),
     [({}, False), ({"calibrate": True}, True), ({"prefix_caching": True, "calibrate": False}, False)],
 )
 async def test_server_is_measured_only_if_declared(
-    odd: tuple[Odd, str], options: Any, asked: bool, caplog: Any
+    odd: tuple[Odd, str], options: Any, is_measured: bool, caplog: Any
 ) -> None:
     state, url = odd
     state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), COMPLETIONS: (200, ONE_TOKEN, 0.0)}
@@ -387,12 +387,12 @@ async def test_server_is_measured_only_if_declared(
             profile = await calibrate(engine, fresh=True)
     finally:
         await engine.stop()
-    assert any(path == COMPLETIONS for path, _, _ in state.asked) is asked
-    assert not profile.curves and ("does not tell how many tokens" in caplog.text) is asked
+    assert any(path == COMPLETIONS for path, _, _ in state.requests) is is_measured
+    assert not profile.curves and ("does not tell how many tokens" in caplog.text) is is_measured
 
 
 @pytest.mark.parametrize(
-    ("options", "own", "asked"),
+    ("options", "own", "paths"),
     [
         ({}, False, ["/v1/models"]),
         ({"model": "echo", "check": False}, False, []),
@@ -403,7 +403,7 @@ async def test_server_is_measured_only_if_declared(
     ids=str,
 )
 async def test_extra_requests_go_only_to_declared_dedicated_server(
-    odd: tuple[Odd, str], options: Any, own: bool, asked: list[str]
+    odd: tuple[Odd, str], options: Any, own: bool, paths: list[str]
 ) -> None:
     state, url = odd
     state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), CHAT: (200, ONE_TOKEN, 0.0)}
@@ -415,9 +415,9 @@ async def test_extra_requests_go_only_to_declared_dedicated_server(
     finally:
         await engine.stop()
     assert engine.profile.dedicated is own and isinstance(warmed, Done)
-    sent = [path for path, _, _ in state.asked if path not in ("/version", "/metrics")]
-    assert sent[: len(asked)] == asked
-    assert (len(sent) > len(asked)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"
+    sent = [path for path, _, _ in state.requests if path not in ("/version", "/metrics")]
+    assert sent[: len(paths)] == paths
+    assert (len(sent) > len(paths)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"
 
 
 async def test_stream_that_breaks_off_fails_the_request(odd: tuple[Odd, str]) -> None:
@@ -434,15 +434,15 @@ async def test_stream_that_breaks_off_fails_the_request(odd: tuple[Odd, str]) ->
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "message"),
     [
         ((200, '{"data": [{"id": "a"}, {"id": "b"}]}', 0.0), "several models, or none; it has: a, b"),
         ((401, "who are you", 0.0), "answered 401: who are you"),
     ],
 )
-async def test_unusable_model_lists_raise_at_start(odd: tuple[Odd, str], models: Answer, said: str) -> None:
+async def test_unusable_model_lists_raise_at_start(odd: tuple[Odd, str], models: Answer, message: str) -> None:
     odd[0].answers["/v1/models"] = models
-    with pytest.raises(EngineUnavailable, match=said):
+    with pytest.raises(EngineUnavailable, match=message):
         await OpenAIServer(base_url=odd[1]).start()
 
 

@@ -82,21 +82,25 @@ async def test_carried_requests_get_drafts_from_their_content(
     vllm: Stub, more: dict[str, Any], first: str | None
 ) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
-    said: list[dict[str, Any]] = [
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
-    asked = {"model": MODEL, "messages": [*said, {"role": "tool", "content": "Sunny.", "tool_call_id": "1"}], **more}
-    body = await sent(vllm, Generate(WirePrompt.of({**asked, "temperature": 0}, exact=False)), app="mine")
-    told = body.pop("vllm_xargs")
-    assert told.get("teola_drafts", [None])[0] == first
-    assert told["teola_app"] == "mine" and told.get("own") == more.get("vllm_xargs", {}).get("own")
-    assert body == {key: value for key, value in {**asked, "temperature": 0}.items() if key != "vllm_xargs"}
+    request = {
+        "model": MODEL,
+        "messages": [*history, {"role": "tool", "content": "Sunny.", "tool_call_id": "1"}],
+        **more,
+    }
+    body = await sent(vllm, Generate(WirePrompt.of({**request, "temperature": 0}, exact=False)), app="mine")
+    arguments = body.pop("vllm_xargs")
+    assert arguments.get("teola_drafts", [None])[0] == first
+    assert arguments["teola_app"] == "mine" and arguments.get("own") == more.get("vllm_xargs", {}).get("own")
+    assert body == {key: value for key, value in {**request, "temperature": 0}.items() if key != "vllm_xargs"}
 
 
 def test_pool_forget_and_reset_are_sent_to_the_server(vllm: Stub) -> None:
     with EnginePool.local(llm=OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)) as pool:
         pool.reset()
         pool.forget("t")
-    told = [body["vllm_xargs"] for path, body in vllm.asked if path.endswith("/completions")]
-    assert told == [{"teola_forget_all": 1}, {"teola_forget_tenant": "t"}]
+    arguments = [body["vllm_xargs"] for path, body in vllm.asked if path.endswith("/completions")]
+    assert arguments == [{"teola_forget_all": 1}, {"teola_forget_tenant": "t"}]

@@ -91,12 +91,12 @@ def _of_vllm(tree: ast.Module) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `support.vllm_names` says of the installed vLLM; 10 s, mostly imports."""
-    told = tmp_path_factory.mktemp("vllm") / "names.json"
+    path = tmp_path_factory.mktemp("vllm") / "names.json"
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "error::DeprecationWarning:teola_plugin", "-m", "support.vllm_names", str(told)]
+    command = [sys.executable, "-W", "error::DeprecationWarning:teola_plugin", "-m", "support.vllm_names", str(path)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(told.read_text())
+    return json.loads(path.read_text())
 
 
 def test_the_installed_vllm_has_all_names(found: Any) -> None:
@@ -130,13 +130,16 @@ def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -
 
 
 def test_proposer_runs_after_undrafted_steps_unless_skipped(found: Any) -> None:
-    asked, left_out = [None, None, "asked of [[7], [8]], [3, 4]", None, None, "ours"], [None, None, None, None, "ours"]
+    drafted, left_out = (
+        [None, None, "asked of [[7], [8]], [3, 4]", None, None, "ours"],
+        [None, None, None, None, "ours"],
+    )
     assert found["undrafted"]["steps"] == {
-        "without drafts": [asked, [*asked[:3], [[], [9]], ["a", "b"], "ours"]],
+        "without drafts": [drafted, [*drafted[:3], [[], [9]], ["a", "b"], "ours"]],
         "with drafts": [["ours", "ours", None, None, "ours"]],
-        "left out": [asked, left_out, left_out, asked],
-        "left out until others come": [asked, left_out, ["1 left", *asked], asked],
-        "others instead": [asked, ["1 left", *asked]],
+        "left out": [drafted, left_out, left_out, drafted],
+        "left out until others come": [drafted, left_out, ["1 left", *drafted], drafted],
+        "others instead": [drafted, ["1 left", *drafted]],
     }
 
 
@@ -234,8 +237,10 @@ def test_requests_log_no_deprecation_warnings(session_llm: SessionLlm) -> None:
         return [result async for result in session_llm.engine.execute(batch) if isinstance(result, Done)]
 
     assert len(session_llm.run(ask())) == 2
-    said = session_llm.engine.log.read_text("utf-8").splitlines()
-    assert [line for line in said if "deprecated" in line and ("teola_plugin" in line or "(MainProcess" in line)] == []
+    log_lines = session_llm.engine.log.read_text("utf-8").splitlines()
+    assert [
+        line for line in log_lines if "deprecated" in line and ("teola_plugin" in line or "(MainProcess" in line)
+    ] == []
 
 
 def _title(pid: int) -> str:

@@ -59,7 +59,7 @@ async def searched(engine: PgVectorEngine, collection: str) -> tuple[Version | N
     return end.version, end.value
 
 
-async def told(engine: PgVectorEngine, collection: str) -> Version:
+async def version_of(engine: PgVectorEngine, collection: str) -> Version:
     """The version, which a search tells, too."""
     found = await engine.version(collection)
     assert found is not None
@@ -117,7 +117,7 @@ BY_HAND = {
 async def test_writes_of_other_programs_change_the_version(how: str, database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a", "b")
-        before, hits = await told(store, collection), (await searched(store, collection))[1]
+        before, hits = await version_of(store, collection), (await searched(store, collection))[1]
         place = position_of(database, collection)
         by_hand(database, *(each.format(t=place, bare=place.split(".")[1]) for each in BY_HAND[how]))
         after = await store.version(collection)
@@ -128,23 +128,23 @@ async def test_writes_of_other_programs_change_the_version(how: str, database: s
             assert await other.version(collection) == after, "another process tells another version"
         await write(store, collection, "a", "c")  # and goes on
         assert {"a", "c"} <= {hit.id for hit in (await searched(store, collection))[1]}
-        assert await told(store, collection) not in (before, after)
+        assert await version_of(store, collection) not in (before, after)
 
 
 async def test_write_changes_the_version_when_committed(
     store: PgVectorEngine, postgres_dsn: str, collection: str
 ) -> None:
     await write(store, collection, "a")
-    before, place = await told(store, collection), position_of(postgres_dsn, collection)
+    before, place = await version_of(store, collection), position_of(postgres_dsn, collection)
     change = cast(Any, f"UPDATE {place} SET body = 'changed'")
     with psycopg.connect(postgres_dsn) as conn:
         conn.execute(change)
-        assert (await told(store, collection), (await searched(store, collection))[1][0].text) == (before, "text")
+        assert (await version_of(store, collection), (await searched(store, collection))[1][0].text) == (before, "text")
         conn.rollback()
-        assert await told(store, collection) == before
+        assert await version_of(store, collection) == before
         conn.execute(change)
         conn.commit()
-    assert await told(store, collection) != before
+    assert await version_of(store, collection) != before
     assert (await searched(store, collection))[1][0].text == "changed"
 
 
@@ -160,12 +160,12 @@ async def test_concurrent_writers_do_not_block_each_other(
             conn.execute("SET LOCAL statement_timeout = '20s'")
             conn.execute("SELECT 1 FROM teola.changes")
             conn.execute(cast(Any, f"UPDATE {place} SET body = 'open' WHERE id = '{id}'"))
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         await asyncio.wait_for(write(store, collection, "c", text="changed beside them"), 20)
-        middle = await told(store, collection)
+        middle = await version_of(store, collection)
         two.commit()
         one.commit()
-    after = await told(store, collection)
+    after = await version_of(store, collection)
     assert len({before, middle, after}) == 3
 
 
@@ -211,7 +211,7 @@ async def test_search_blocked_by_truncate_returns_the_version_after_it(postgres_
     connect = psycopg.AsyncConnection.connect
     async with started(slow, pool_size=1) as store:
         await write(store, collection, "a")
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         async with await connect(postgres_dsn) as conn, await connect(postgres_dsn, autocommit=True) as watch:
             await conn.execute(cast(Any, f"TRUNCATE {position_of(postgres_dsn, collection)}"))
             work = asyncio.create_task(searched(store, collection))
@@ -219,21 +219,21 @@ async def test_search_blocked_by_truncate_returns_the_version_after_it(postgres_
                 await asyncio.sleep(0.01)
             await conn.commit()
             version, hits = await work
-        assert hits == () and version == await told(store, collection) != before
+        assert hits == () and version == await version_of(store, collection) != before
 
 
 async def test_empty_and_deleted_collections_have_own_versions(store: PgVectorEngine, collection: str) -> None:
-    before = await told(store, collection)
+    before = await version_of(store, collection)
     await write(store, collection, "a")
-    first = await told(store, collection)
+    first = await version_of(store, collection)
     await store.delete_collection(collection)
-    gone = await told(store, collection)
+    gone = await version_of(store, collection)
     await write(store, collection, "a")
-    again = await told(store, collection)
+    again = await version_of(store, collection)
     assert len({before, first, gone, again}) == 4
     await store.forget(collection)
     await write(store, collection, "a")
-    assert await told(store, collection) not in (before, first, gone, again)
+    assert await version_of(store, collection) not in (before, first, gone, again)
 
 
 def changes(conn: psycopg.Connection[Any], oid: int) -> int:
@@ -248,19 +248,19 @@ async def test_change_counts_are_summed_without_loss(database: str, collection: 
         place = position_of(database, collection)
         with psycopg.connect(database) as conn:
             [oid] = conn.execute("SELECT %s::regclass::oid", (place,)).fetchone() or (0,)
-        first = await told(store, collection)
+        first = await version_of(store, collection)
         by_hand(database, *[f"UPDATE {place} SET body = body"] * 1200)
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         assert (before.identity, before.counter) == (first.identity, first.counter + 1200)
         await asyncio.gather(*(searched(store, collection) for _ in range(8)))
-        assert await told(store, collection) == before
+        assert await version_of(store, collection) == before
         with psycopg.connect(database) as conn:
             assert changes(conn, oid) == 1
         for n in range(70):
             await write(store, collection, "a", text=str(n))
         with psycopg.connect(database) as conn:
             assert changes(conn, oid) < 100
-        after = await told(store, collection)
+        after = await version_of(store, collection)
         assert after.identity == before.identity and after.counter >= before.counter + 70
         await store.delete_collection(collection)
         with psycopg.connect(database) as conn:
@@ -280,15 +280,15 @@ async def test_collections_of_older_releases_get_versions_when_opened(database: 
         await write(store, collection, "a")
     forget_counting(database)
     async with started(database) as store:
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         by_hand(database, f"DELETE FROM {position_of(database, collection)}")
-        assert await told(store, collection) != before
+        assert await version_of(store, collection) != before
 
 
 async def test_writes_continue_if_the_changes_table_is_dropped(database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         by_hand(
             database, "DROP TABLE teola.changes", f"UPDATE {position_of(database, collection)} SET body = 'by hand'"
         )
@@ -297,7 +297,7 @@ async def test_writes_continue_if_the_changes_table_is_dropped(database: str, co
         assert version is None and [hit.text for hit in hits] == ["by hand", "text"]
         assert await store.version(collection) is None
         await store.restart()
-        assert await told(store, collection) != before
+        assert await version_of(store, collection) != before
 
 
 async def test_search_works_without_the_version_functions(database: str, collection: str) -> None:
@@ -327,11 +327,11 @@ async def test_unprivileged_role_gets_versions_once_owner_installs_them(database
                 assert version is None and len(hits) == 1 and await store.version(collection) is None
                 await write(store, collection, "b")
                 await owner.restart()
-                before = await told(owner, collection)
+                before = await version_of(owner, collection)
                 await store.restart()
-                assert await told(store, collection) == before
+                assert await version_of(store, collection) == before
                 await write(store, collection, "c")
-                assert await told(store, collection) == await told(owner, collection) != before
+                assert await version_of(store, collection) == await version_of(owner, collection) != before
         finally:
             by_hand(database, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
@@ -341,9 +341,9 @@ async def test_read_only_server_returns_existing_versions(database: str, collect
     async with started(database) as writer:
         await write(writer, collection, "a")
         async with started(only_reads) as store:
-            assert await told(store, collection) == await told(writer, collection)
+            assert await version_of(store, collection) == await version_of(writer, collection)
             await write(writer, collection, "b")
-            assert await told(store, collection) == await told(writer, collection)
+            assert await version_of(store, collection) == await version_of(writer, collection)
         forget_counting(database)
         async with started(only_reads) as store:
             version, hits = await searched(store, collection)
@@ -361,7 +361,7 @@ async def test_read_only_server_returns_existing_versions(database: str, collect
 async def test_collection_with_uncounted_writes_has_no_version(how: str, database: str, collection: str) -> None:
     async with started(database) as store:
         await write(store, collection, "a")
-        assert await told(store, collection)
+        assert await version_of(store, collection)
         by_hand(database, how.format(t=position_of(database, collection)))
         for _ in range(2):
             version, hits = await searched(store, collection)
@@ -383,7 +383,7 @@ async def test_versions_change_on_delete_with_an_index(database: str, collection
     assert MAX_INDEXED > 2
     async with started(database, index="hnsw") as store:
         await write(store, collection, "a", "b")
-        before = await told(store, collection)
+        before = await version_of(store, collection)
         by_hand(database, f"DELETE FROM {position_of(database, collection)} WHERE id = 'a'")
-        assert await told(store, collection) != before
+        assert await version_of(store, collection) != before
         assert [hit.id for hit in (await searched(store, collection))[1]] == ["b"]

@@ -55,9 +55,9 @@ def engine_of(service: str, stub: Stub, **options: Any) -> WebSearchEngine:
     return WebSearchEngine("web", service=service, base_url=stub.url, **key, **options)
 
 
-async def outcomes(engine: Engine, *asked: Any) -> list[Any]:
+async def outcomes(engine: Engine, *payloads: Any) -> list[Any]:
     """The value or the error of each payload, in order."""
-    batch = [Request(f"w{n}-{id(one)}", K.SEARCHING, one) for n, one in enumerate(asked)]
+    batch = [Request(f"w{n}-{id(one)}", K.SEARCHING, one) for n, one in enumerate(payloads)]
     await engine.start()
     try:
         found = ends(await collect(engine, batch), batch)
@@ -137,9 +137,9 @@ def test_any_reply_gives_hits_or_a_value_error(service: str, answer: Any, listed
         assert all(isinstance(hit.score, int | float) for hit in hits)
 
 
-@pytest.mark.parametrize("said", ["nan", "inf", "soon", "9" * 400, "Wed, 99 Foo", "1e400"])
-def test_invalid_retry_after_uses_the_default_delay(said: str) -> None:
-    assert wait_of({"retry-after": said}, 1) == 1.0
+@pytest.mark.parametrize("header", ["nan", "inf", "soon", "9" * 400, "Wed, 99 Foo", "1e400"])
+def test_invalid_retry_after_uses_the_default_delay(header: str) -> None:
+    assert wait_of({"retry-after": header}, 1) == 1.0
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -163,7 +163,7 @@ async def test_requests_follow_the_format_of_each_service(stub: Stub) -> None:
 
 
 async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: Stub) -> None:
-    asked = [SearchText(f"slowly {n}") for n in range(6)]
+    searches = [SearchText(f"slowly {n}") for n in range(6)]
     engine = engine_of("searxng", stub, max_requests=3)
 
     async def let_go() -> None:
@@ -171,7 +171,7 @@ async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: Stu
             await asyncio.sleep(0.01)
         stub.go.set()
 
-    found, _ = await asyncio.gather(outcomes(engine, *asked), let_go())
+    found, _ = await asyncio.gather(outcomes(engine, *searches), let_go())
     assert all(len(hits) == 3 for hits in found) and stub.most_at_once == 3
 
 
@@ -230,9 +230,9 @@ async def test_late_answer_fails_with_the_timeout(stub: Stub) -> None:
     assert "0.2 s" in error.message and "timeout" in error.hint
 
 
-@pytest.mark.parametrize("asked", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
-async def test_invalid_searches_fail_without_a_request(asked: Any, stub: Stub) -> None:
-    [error] = await outcomes(engine_of("tavily", stub), asked)
+@pytest.mark.parametrize("payload", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
+async def test_invalid_searches_fail_without_a_request(payload: Any, stub: Stub) -> None:
+    [error] = await outcomes(engine_of("tavily", stub), payload)
     assert isinstance(error, EngineError) and not stub.asked
 
 

@@ -46,6 +46,6 @@ def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:
     seed, aspects = bad[0]
     small = shrunk(tree(seed), lambda node: bool(compared(stage, program(seed, node)).keys() & aspects.keys()), 40)
     shown = compared(stage, program(seed, small)) or aspects
-    told = "\n".join(f"  {aspect}: {text}" for aspect, text in shown.items())
+    differences = "\n".join(f"  {aspect}: {text}" for aspect, text in shown.items())
     lines = "\n".join(f"  seed {seed}: {', '.join(aspects)}" for seed, aspects in bad)
-    return f"{len(bad)} of {len(found)} differ from plain\n{lines}\n\n{program(seed, small)}\n{told}"
+    return f"{len(bad)} of {len(found)} differ from plain\n{lines}\n\n{program(seed, small)}\n{differences}"

@@ -89,11 +89,11 @@ def _count(engine: Any, scene: Scene) -> None:
     execute = engine.execute
 
     async def counted(batch: Sequence[Request]) -> AsyncIterator[Result]:
-        asked = {request.id: request for request in batch}
+        requests = {request.id: request for request in batch}
         for request in batch:
             scene.attempts[request.id] += 1
         async for result in execute(batch):
-            payload = asked[result.request_id].payload
+            payload = requests[result.request_id].payload
             if isinstance(result, Done) and isinstance(payload, Generate):
                 scene.generated[payload] += 1
             yield result
@@ -154,11 +154,11 @@ async def _step(pool: EnginePool, run: QueryRun, scene: Scene, op: Op) -> None:
 
 
 async def _call(run: QueryRun, scene: Scene, op: Op) -> None:
-    kind, engine, asked = payloads(op)
+    kind, engine, requests = payloads(op)
     begun = scene.history.tick()
     if op.do == "put":
-        scene.writing.update(map(shown, asked))
-    handle = run.call(kind, engine, asked, stream=op.stream)
+        scene.writing.update(map(shown, requests))
+    handle = run.call(kind, engine, requests, stream=op.stream)
     if op.gives_up is not None:
         asyncio.get_running_loop().call_later(op.gives_up, handle.cancel)
     pieces = ""
@@ -180,9 +180,9 @@ def _check(run: QueryRun, scene: Scene, op: Op, values: list[Any], begun: int, p
     if op.do == "embed" and tuple(values[0]) != tuple(embed_words(op.text, "query")):
         scene.wrong.append(f"{run.id} {op}: another vector")
     if op.do == "generate":
-        [asked] = payloads(op)[2]
-        scene.taken[asked] += 1
-        wanted = answer(asked.prompt, asked.sampling)
+        [payload] = payloads(op)[2]
+        scene.taken[payload] += 1
+        wanted = answer(payload.prompt, payload.sampling)
         if values[0].text != wanted or (op.stream and pieces != wanted):
             scene.wrong.append(f"{run.id} {op}: {values[0].text!r}, streamed {pieces!r}, not {wanted!r}")
     if op.do == "search":

@@ -78,8 +78,8 @@ class Steps:
             self._pool.admin("store", "delete_collection", COLLECTION).result(10)
             self._state = {}
         else:
-            kind, engine, asked = payloads(op)
-            self._check(op, run.call(kind, engine, asked).result(15))
+            kind, engine, requests = payloads(op)
+            self._check(op, run.call(kind, engine, requests).result(15))
 
     def _check(self, op: Op, values: list[Any]) -> None:
         if op.do == "put":

@@ -129,16 +129,16 @@ def test_model_is_not_called_after_a_parser_raises(way: str) -> None:
 @pytest.mark.parametrize("model", ["llm", "hosted"])
 def test_model_gets_messages_appended_by_a_function(way: str, model: str) -> None:
     changed = 'assign(w=did(remember, "and then?"))'
-    asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
-    same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
+    step = f'assign(k=get("messages") | {model} | StrOutputParser())'
+    same(f'assign(a=ask("Say {{question}}")) | {changed} | {step}', way, CHAINS, ASKED)
 
 
 @ways
 @pytest.mark.parametrize("model", ["llm", "hosted"])
 def test_model_gets_the_message_changed_by_a_function(way: str, model: str) -> None:
     changed = 'assign(w=did(correct, "there"))'
-    asked = f'assign(k=get("messages") | {model} | StrOutputParser())'
-    same(f'assign(a=ask("Say {{question}}")) | {changed} | {asked}', way, CHAINS, ASKED)
+    step = f'assign(k=get("messages") | {model} | StrOutputParser())'
+    same(f'assign(a=ask("Say {{question}}")) | {changed} | {step}', way, CHAINS, ASKED)
 
 
 @ways

@@ -120,8 +120,8 @@ def test_cancelled_call_ends_at_any_moment(kind: str, early: bool) -> None:
                 live = pool.runtime.submit(Query({"input": inputs}), graph, calls, has_original=True)
                 await asyncio.sleep(number % 20 * 0.0005)  # not there yet, under way, or done
                 aside = asyncio.ensure_future(pool.engine("store").delete(COLLECTION, [rows_there.pop()]))
-                what, engine, asked = payloads(op)
-                handle = live.call(what, engine, asked)
+                what, engine, requests = payloads(op)
+                handle = live.call(what, engine, requests)
                 asyncio.get_running_loop().call_later(number // 20 * 0.0003, handle.cancel)
                 with contextlib.suppress(TeolaError):
                     await asyncio.wait_for(asyncio.ensure_future(handle._wait()), 5)

@@ -154,7 +154,7 @@ def test_steps_have_lanes_above_the_engines_and_facts() -> None:
     bars = page.classes("g", "step")
     assert {a["data-k"] for a in bars} == {f"0/s{step.id}" for step in found.steps}
     assert [a["data-k"] for a in bars if "speculative" in str(a["class"])] == ["0/s4"], "the tool ran early"
-    facts = {key: dict(told) for key, told in json.loads(page.text["script"][0]).items()}
+    facts = {key: dict(rows) for key, rows in json.loads(page.text["script"][0]).items()}
     assert facts["0/s1"] | {"kind": "superstep", "nodes": "grade, search", "ran": "500 ms"} == facts["0/s1"]
     assert facts["0/s4"] | {"in": "node grade", "early": "yes", "outcome": "done"} == facts["0/s4"]
     assert facts["0/s5"]["ran"] == "did not end" and facts["0/s3"]["outcome"] == "failed"
@@ -202,8 +202,8 @@ def test_a_span_that_never_ended_is_drawn_to_the_end() -> None:
 def test_prompts_are_absent_unless_recorded() -> None:
     base = trace("plain", PLAIN)
     assert "secret" not in html_page([base])
-    told = dataclasses.replace(base.spans[0], detail=(("prompt", "secret"),))
-    assert "secret" in html_page([dataclasses.replace(base, spans=(told,))])
+    span = dataclasses.replace(base.spans[0], detail=(("prompt", "secret"),))
+    assert "secret" in html_page([dataclasses.replace(base, spans=(span,))])
 
 
 @pytest.mark.parametrize("total", [3e-6, 0.0042, 0.31, 1.0, 2.16, 59.0, 4000.0])

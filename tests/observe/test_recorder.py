@@ -73,12 +73,12 @@ def test_late_and_unknown_events_are_ignored() -> None:
 
 
 def test_details_are_recorded_only_on_request() -> None:
-    for asked in (False, True):
-        recorder = TraceRecorder(details=asked)
+    for details in (False, True):
+        recorder = TraceRecorder(details=details)
         recorder.begin("q", "", 0.0)
         recorder.queued("q", "a", 0.0, kind="PREFILLING", detail=(("prompt", "secret"),))
         trace = recorder.finish("q", 1.0)
-        assert trace is not None and trace.spans[0].detail == ((("prompt", "secret"),) if asked else ())
+        assert trace is not None and trace.spans[0].detail == ((("prompt", "secret"),) if details else ())
 
 
 def test_only_the_last_traces_are_kept() -> None:

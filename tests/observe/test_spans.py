@@ -74,13 +74,13 @@ def with_plain_calls(draw: st.DrawFn) -> QueryTrace:
     )
     waits = tuple(
         Wait(
-            asked,
+            start,
             answered,
             (draw(st.sampled_from(names)),),
             draw(st.integers(0, 6)),
             draw(st.sampled_from(["", *names])),
         )
-        for asked, answered in draw(pairs)
+        for start, answered in draw(pairs)
     )
     kinds = [draw(st.sampled_from(["EMBEDDING", "OPAQUE", "GENERATION"])) for _ in names]
     spans = tuple(dataclasses.replace(one, kind=kind) for one, kind in zip(base.spans, kinds, strict=True))

@@ -228,15 +228,15 @@ class Slow(BaseChatModel):
         return self._answer(messages)
 
 
-def asked(name: str, text: str, takes: float, moments: Moments, after: str = "") -> Chain:
+def model_chain(name: str, text: str, takes: float, moments: Moments, after: str = "") -> Chain:
     model = Slow(name=name, takes=takes, moments=moments, after=after)
     return ChatPromptTemplate.from_template(text) | model | StrOutputParser()
 
 
 def own_models(moments: Moments) -> Chain:
     """Two models that need nothing of each other, of which the first is over last, and one that needs both."""
-    both = RunnablePassthrough.assign(a=asked("a.model", "a {q}", 0.4, moments, after="b.model"))
-    return both.assign(b=asked("b.model", "b {q}", 0.2, moments)) | asked("model", "{a} {b}", 0.1, moments)
+    both = RunnablePassthrough.assign(a=model_chain("a.model", "a {q}", 0.4, moments, after="b.model"))
+    return both.assign(b=model_chain("b.model", "b {q}", 0.2, moments)) | model_chain("model", "{a} {b}", 0.1, moments)
 
 
 def test_unbound_models_have_virtual_times_and_no_waste() -> None:
@@ -300,7 +300,7 @@ def test_unbound_call_is_one_span_if_its_end_is_late() -> None:
             return super()._generate(messages, stop, run_manager, **kwargs)
 
     model = Last(name="model", takes=0.05, moments=moments, after="")
-    a, b = (asked(f"{name}.model", f"{name} {{q}}", 0.1, moments) for name in "ab")
+    a, b = (model_chain(f"{name}.model", f"{name} {{q}}", 0.1, moments) for name in "ab")
     both = RunnablePassthrough.assign(a=a) | RunnablePassthrough.assign(b=b)
     with EnginePool.local(llm=FakeLLM()) as pool:
         fast = accelerate(both | ChatPromptTemplate.from_template("{a} {b}") | model | StrOutputParser(), pool=pool)
@@ -365,7 +365,7 @@ def test_query_ends_with_its_answer_on_a_busy_pool() -> None:
 
 def test_unclaimed_model_call_counts_as_waste() -> None:
     """The plain object comes with something else than what was predicted."""
-    one, other = asked("a", "a {q}", 0.1, Moments()), asked("b", "b {q}", 0.01, Moments())
+    one, other = model_chain("a", "a {q}", 0.1, Moments()), model_chain("b", "b {q}", 0.01, Moments())
     fast = accelerate(RunnablePassthrough.assign(a=one) | _fails | other, speculate="all")
     with pytest.raises(ValueError, match="no more"):
         fast.invoke({"q": "x"})

@@ -73,13 +73,13 @@ def test_demo_command_reports_equal_answers_as_json() -> None:
     command = [sys.executable, "-m", "teola_plugin.cli.main", "demo", "--stock", "--json", "--repeats", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["answers_equal"] is True and "it matches any exception" in said["answer"]
-    assert said["cached_prefix_tokens"] > 0 and said["bound_s"] > 0
-    for found in (said, said["one_line"], *said["cases"].values()):
+    report = json.loads(ran.stdout)
+    assert report["answers_equal"] is True and "it matches any exception" in report["answer"]
+    assert report["cached_prefix_tokens"] > 0 and report["bound_s"] > 0
+    for found in (report, report["one_line"], *report["cases"].values()):
         assert min(found[key] for key in ("plain_s", "plain_same_engine_s", "accelerated_s")) > 0
-    assert set(said["passes_fired"]) == FIRED and set(said["cases"]) == {"uploaded", "indexed", "nothing_to_gain"}
-    assert Path(said["trace_html"]).is_file()
+    assert set(report["passes_fired"]) == FIRED and set(report["cases"]) == {"uploaded", "indexed", "nothing_to_gain"}
+    assert Path(report["trace_html"]).is_file()
 
 
 @pytest.mark.skipif(not os.environ.get("TEOLA_TEST_LONG"), reason="starts engines of its own (make test-all)")

@@ -193,7 +193,7 @@ def test_accelerated_conversation_equals_the_original(stock: Stock) -> None:
             node_postprocessors=[stock.reranker],
         )
 
-    async def said(engine: Any) -> list[str]:
+    async def answers_of(engine: Any) -> list[str]:
         return [str(await engine.achat(text)) for text in (QUESTION, "And the finally clause?")]
 
     plain, fast = make(), stock.fast(make())
@@ -201,7 +201,7 @@ def test_accelerated_conversation_equals_the_original(stock: Stock) -> None:
         str(fast.chat(QUESTION)),
         "".join(fast.stream_chat("And then?").response_gen),
     ]
-    assert _loop.run(said(plain)) == _loop.run(said(fast))
+    assert _loop.run(answers_of(plain)) == _loop.run(answers_of(fast))
     assert [(m.role, m.content) for m in plain.chat_history] == [(m.role, m.content) for m in fast.chat_history]
 
 

@@ -50,14 +50,14 @@ def own() -> HuggingFaceEmbedding:
     return HuggingFaceEmbedding(packaged_minilm())
 
 
-def heard(obj: Any, call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+def observe(obj: Any, call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
     """What a call gives, and what LlamaIndex hears of it, without the vectors' last digits."""
     recorder = Recorder()
     obj.callback_manager = CallbackManager([recorder])
     with recorded(recorder):
         value = call(obj)
-    said = (recorder.callbacks, recorder.events, recorder.spans)
-    return value, [sorted((text.partition("vector")[0], n) for text, n in part.items()) for part in said]
+    events = (recorder.callbacks, recorder.events, recorder.spans)
+    return value, [sorted((text.partition("vector")[0], n) for text, n in part.items()) for part in events]
 
 
 EMBEDDINGS: dict[str, Callable[[HuggingFaceEmbedding], Any]] = {
@@ -75,7 +75,7 @@ EMBEDDINGS: dict[str, Callable[[HuggingFaceEmbedding], Any]] = {
 @pytest.mark.parametrize("way", EMBEDDINGS)
 def test_bound_embeddings_equal_the_original(pool, own, way):
     made = bound(own, "embedder", pool)
-    (fast, fast_said), (plain, plain_said) = heard(made, EMBEDDINGS[way]), heard(own, EMBEDDINGS[way])
+    (fast, fast_said), (plain, plain_said) = observe(made, EMBEDDINGS[way]), observe(own, EMBEDDINGS[way])
     assert type(fast) is type(plain) and [type(v) for v in fast] == [list] * len(plain)
     assert len(fast) == len(plain)
     for one, other in zip(fast, plain, strict=True):
@@ -146,13 +146,13 @@ def test_bound_reranker_equals_the_original(pool, options, sync):
     assert [one.node for one in fast] == [one.node for one in plain]
     assert [one.score for one in fast] == pytest.approx([one.score for one in plain], abs=1e-5)
     assert [type(one.score) for one in fast] == [type(one.score) for one in plain]
-    assert _shape(heard(made, run)[1]) == _shape(heard(step, run)[1])
+    assert _shape(observe(made, run)[1]) == _shape(observe(step, run)[1])
     assert isinstance(made, SentenceTransformerRerank) and type(step) is SentenceTransformerRerank
 
 
-def _shape(said: list[Any]) -> list[Any]:
+def _shape(events: list[Any]) -> list[Any]:
     """Names of events alone: scores differ in their last digits."""
-    return [sorted((text.partition("{")[0], n) for text, n in part) for part in said]
+    return [sorted((text.partition("{")[0], n) for text, n in part) for part in events]
 
 
 def test_a_reranker_of_another_model_is_refused(pool):

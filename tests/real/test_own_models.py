@@ -90,7 +90,7 @@ def seen(value: Any) -> Any:
     return [seen(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def asked(chain: Chain, way: str, given: Any) -> Any:
+def answer_of(chain: Chain, way: str, given: Any) -> Any:
     """What a call gives or raises."""
 
     async def streamed() -> Any:
@@ -141,9 +141,9 @@ class TestChatOpenAI:
     ) -> None:
         model = chat(**options)
         chain = ChatPromptTemplate([("system", RULES), ("user", "{question}")]) | model
-        plain = asked(chain, way, {"question": QUESTION})
+        plain = answer_of(chain, way, {"question": QUESTION})
         fast = accelerate(chain, pool=pool, bind=[(model, "llm")])
-        assert asked(fast, way, {"question": QUESTION}) == plain
+        assert answer_of(fast, way, {"question": QUESTION}) == plain
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
     def test_arguments_bound_by_the_chain_are_sent(
@@ -161,9 +161,9 @@ class TestChatOpenAI:
             model.with_config(tags=["t"]),
         ):
             chain = prompt | bound
-            plain = asked(chain, way, {"question": QUESTION})
+            plain = answer_of(chain, way, {"question": QUESTION})
             fast = accelerate(chain, pool=pool, bind=[(model, "llm")])
-            assert asked(fast, way, {"question": QUESTION}) == plain
+            assert answer_of(fast, way, {"question": QUESTION}) == plain
 
     @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
     def test_several_choices_equal_the_original(
@@ -172,8 +172,8 @@ class TestChatOpenAI:
         """Not as a stream: chunks of two answers come in any order, and LangChain adds them up as they come."""
         model = chat(n=2, temperature=0.8, seed=7)
         chain = ChatPromptTemplate.from_template("{question}") | model
-        plain = asked(chain, way, {"question": QUESTION})
-        assert asked(accelerate(chain, pool=pool, bind=[(model, "llm")]), way, {"question": QUESTION}) == plain
+        plain = answer_of(chain, way, {"question": QUESTION})
+        assert answer_of(accelerate(chain, pool=pool, bind=[(model, "llm")]), way, {"question": QUESTION}) == plain
 
     def test_events_equal_those_of_the_original(self, pool: EnginePool, chat: Callable[..., ChatOpenAI]) -> None:
         model = chat(tags=["t"])
@@ -197,7 +197,7 @@ class TestChatOpenAI:
         fast = accelerate(chain, pool=pool, bind=[(model, "llm")])
         before = vllm_api.metric("vllm:request_success_total")
         for way in ("invoke", "ainvoke", "stream"):
-            assert asked(fast, way, {"question": QUESTION})
+            assert answer_of(fast, way, {"question": QUESTION})
         assert vllm_api.metric("vllm:request_success_total") - before == 6
 
     def test_mapped_list_of_a_model_equals_the_original(
@@ -209,7 +209,7 @@ class TestChatOpenAI:
         chain = listed | (RunnableLambda(lambda x: {"x": x}) | each).map()
         fast = accelerate(chain, pool=pool, bind=[(model, "llm")])
         for way in ("invoke", "ainvoke"):
-            assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
+            assert answer_of(fast, way, {"question": QUESTION}) == answer_of(chain, way, {"question": QUESTION})
 
     def test_bound_model_falls_back_to_itself_if_engine_is_down(
         self, vllm_api: ApiServer, chat: Callable[..., ChatOpenAI]
@@ -220,7 +220,7 @@ class TestChatOpenAI:
             fast = accelerate(chain, pool=own, bind=[(model, "llm")])
             own.admin("llm", "stop").result(30)
             for way in ("invoke", "ainvoke", "stream", "astream"):
-                assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
+                assert answer_of(fast, way, {"question": QUESTION}) == answer_of(chain, way, {"question": QUESTION})
 
     def test_undeclared_server_gets_no_extra_request(
         self, vllm_api: ApiServer, chat: Callable[..., ChatOpenAI]
@@ -232,19 +232,19 @@ class TestChatOpenAI:
         with EnginePool.local(llm=OpenAIServer(base_url=vllm_api.base_url)) as own:
             fast = accelerate(chain, pool=own, bind=[(model, "llm")])
             before = vllm_api.metric("vllm:request_success_total")
-            answer = asked(fast, "invoke", {"question": QUESTION})
+            answer = answer_of(fast, "invoke", {"question": QUESTION})
             assert vllm_api.metric("vllm:request_success_total") - before == 1
-        assert answer == asked(chain, "invoke", {"question": QUESTION})
+        assert answer == answer_of(chain, "invoke", {"question": QUESTION})
 
     def test_another_server_or_model_is_refused(self, pool: EnginePool, vllm_api: ApiServer) -> None:
-        for model, said in (
+        for model, message in (
             (
                 ChatOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", model=MODEL),
                 "talks to http://127.0.0.1:9/v1",
             ),
             (ChatOpenAI(base_url=vllm_api.base_url, api_key="none", model="other"), "asks for 'other'"),
         ):
-            with pytest.raises(RegistrationError, match=said):
+            with pytest.raises(RegistrationError, match=message):
                 accelerate(ChatPromptTemplate.from_template("{q}") | model, pool=pool, bind=[(model, "llm")])
 
 
@@ -289,8 +289,8 @@ class TestEmbeddings:
         retriever = made(store).as_retriever(search_type=kind, search_kwargs=search)
         chain = RunnableLambda(itemgetter("question")) | retriever
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
-        plain = asked(chain, way, {"question": QUESTION})
-        assert asked(fast, way, {"question": QUESTION}) == plain and plain
+        plain = answer_of(chain, way, {"question": QUESTION})
+        assert answer_of(fast, way, {"question": QUESTION}) == plain and plain
         trace = fast.last_trace()
         assert trace is not None and "embedder" in {span.engine for span in trace.spans}
 
@@ -303,8 +303,8 @@ class TestEmbeddings:
         chain = RunnablePassthrough.assign(slow=slow).assign(found=search)
         fast = accelerate(chain)
         assert fast._prefetch_plan is not None
-        plain = asked(chain, way, {"question": QUESTION})
-        assert asked(fast, way, {"question": QUESTION}) == plain and len(plain["found"]) == 3
+        plain = answer_of(chain, way, {"question": QUESTION})
+        assert answer_of(fast, way, {"question": QUESTION}) == plain and len(plain["found"]) == 3
 
     def test_bound_embeddings_return_equal_vectors(self, models: EnginePool, embeddings: Any) -> None:
         from teola_plugin.adapters.langchain.binding.huggingface import embeddings_on
@@ -316,7 +316,7 @@ class TestEmbeddings:
             assert made.embed_documents([text])[0] == pytest.approx(own, abs=1e-5)
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "message"),
         [
             ({"encode_kwargs": {"prompt": "query: "}}, r"puts 'query: ' before a document.*EmbeddingEngine\(prompts="),
             ({"query_encode_kwargs": {"prompt": "q: "}}, r"puts 'q: ' before a query, the engine ''"),
@@ -326,11 +326,11 @@ class TestEmbeddings:
         ],
     )
     def test_options_that_the_engine_cannot_match_are_refused(
-        self, models: EnginePool, options: dict[str, Any], said: str
+        self, models: EnginePool, options: dict[str, Any], message: str
     ) -> None:
         other = HuggingFaceEmbeddings(model_name=packaged_minilm(), **options)
         chain = RunnablePassthrough() | InMemoryVectorStore(other).as_retriever()
-        with pytest.raises(RegistrationError, match=said):
+        with pytest.raises(RegistrationError, match=message):
             accelerate(chain, pool=models, bind=[(other, "embedder")])
 
     def test_embeddings_with_matching_prompts_are_served(self, embeddings: Any) -> None:
@@ -353,7 +353,7 @@ class TestEmbeddings:
         chain = RunnableLambda(itemgetter("question")) | store.as_retriever(search_kwargs={"k": 1})
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder")])
 
-        assert asked(fast, way, {"question": QUESTION}) == asked(chain, way, {"question": QUESTION})
+        assert answer_of(fast, way, {"question": QUESTION}) == answer_of(chain, way, {"question": QUESTION})
         assert "embedder" in {span.engine for span in fast.last_trace().spans}
 
 
@@ -380,8 +380,8 @@ class TestRerankers:
     ) -> None:
         chain = RunnableLambda(itemgetter("question")) | compressed(made, scorer)
         fast = accelerate(chain, pool=models, bind=[(embeddings, "embedder"), (scorer, "reranker")])
-        plain = asked(chain, way, {"question": QUESTION})
-        assert asked(fast, way, {"question": QUESTION}) == plain and plain
+        plain = answer_of(chain, way, {"question": QUESTION})
+        assert answer_of(fast, way, {"question": QUESTION}) == plain and plain
         trace = fast.last_trace()
         engines = {"embedder"} if way == "batch" else {"embedder", "reranker"}  # a batch has no ambient query
         assert trace is not None and engines <= {span.engine for span in trace.spans}
@@ -428,11 +428,11 @@ class TestTogether:
     ) -> None:
         model = chat()
         chain = self.chain(model, made, scorer)
-        plain = asked(chain, way, {"question": QUESTION})
+        plain = answer_of(chain, way, {"question": QUESTION})
         pool.reset()
         bind = [(model, "llm"), (embeddings, "embedder"), (scorer, "reranker")]
         fast = accelerate(chain, pool=pool, bind=bind)
-        assert asked(fast, way, {"question": QUESTION}) == plain
+        assert answer_of(fast, way, {"question": QUESTION}) == plain
         trace = fast.last_trace()
         assert trace is not None
         assert "PARTIAL_PREFILLING" in {span.kind for span in trace.spans}
@@ -465,9 +465,9 @@ class TestTogether:
         shape = {"type": "json_schema", "json_schema": {"name": "questions", "schema": LIST_OF_QUESTIONS}}
         search = made(in_memory).as_retriever(search_kwargs={"k": 2})
         chain = EXPAND | model.bind(response_format=shape) | JsonOutputParser() | search.map()
-        plain = asked(chain, way, {"question": QUESTION})
+        plain = answer_of(chain, way, {"question": QUESTION})
         fast = accelerate(chain, pool=pool, bind=[(model, "llm")], speculate="all")
-        assert asked(fast, way, {"question": QUESTION}) == plain and plain
+        assert answer_of(fast, way, {"question": QUESTION}) == plain and plain
         if way in ("invoke", "ainvoke"):
             trace = fast.last_trace()
             assert trace is not None

@@ -139,9 +139,9 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
     filler = "what a lambda is and how it is called " * 130
 
     async def one(name: str) -> None:
-        asked = Generate(Prompt((Message("user", f"{name} {filler}"),)), Sampling(max_tokens=2))
+        payload = Generate(Prompt((Message("user", f"{name} {filler}"),)), Sampling(max_tokens=2))
         request = Request(
-            f"figure7-{name}", PrimitiveKind.PREFILLING, asked, priority=priorities[name], stream=True, tenant=name
+            f"figure7-{name}", PrimitiveKind.PREFILLING, payload, priority=priorities[name], stream=True, tenant=name
         )
         async for result in engine.execute([request]):
             if isinstance(result, Piece) and name not in seen:
@@ -157,8 +157,8 @@ async def one_blocker(engine: Any, filler: str) -> None:
     """Keeps vLLM busy for a step, so that the four are queued together behind it."""
     from teola_plugin.requests.payloads import Request
 
-    asked = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))
+    payload = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))
     async for _ in engine.execute(
-        [Request("figure7-blocker", PrimitiveKind.PREFILLING, asked, priority=0, tenant="x")]
+        [Request("figure7-blocker", PrimitiveKind.PREFILLING, payload, priority=0, tenant="x")]
     ):
         pass

@@ -112,7 +112,7 @@ def test_accelerated_graph_streams_the_original_messages(name: str, kit: Kit, ru
     app = APPS[name]
     plain = app.make(kit)
 
-    async def told(graph: Any) -> dict[str, list[str]]:
+    async def messages_by_node(graph: Any) -> dict[str, list[str]]:
         config, (given,) = calls_of(app)
         texts: dict[tuple[str, str], str] = {}
         async for message, about in graph.astream(given, config, stream_mode="messages"):
@@ -121,9 +121,9 @@ def test_accelerated_graph_streams_the_original_messages(name: str, kit: Kit, ru
         return {node: [t for (n, _), t in texts.items() if n == node] for node, _ in texts}
 
     kit.fresh()
-    expected = runner.run(told(plain))
+    expected = runner.run(messages_by_node(plain))
     kit.fresh()
-    assert runner.run(told(accelerate(plain, pool=kit.pool))) == expected
+    assert runner.run(messages_by_node(accelerate(plain, pool=kit.pool))) == expected
     assert "".join(expected[app.answer_node])
 
 

@@ -58,10 +58,10 @@ def test_served_langchain_chains_equal_the_original(vllm_api: ApiServer, chains:
         run = chain.invoke if way == "sync" else lambda x: _loop.run(chain.ainvoke(x))
         return counted(vllm_api, lambda: run(given))
 
-    wanted, asked = ask(plain)
+    wanted, request_count = ask(plain)
     bare, served = accelerate(plain), accelerate(plain, engines="auto")
     assert len(served.serving.bound) == 2 and not served.serving.left, served.explain()
-    assert ask(bare) == ask(served) == (wanted, asked)
+    assert ask(bare) == ask(served) == (wanted, request_count)
     own = accelerate(plain, engines="dedicated")
     assert len(own.serving.bound) == 2 and ask(own)[0] == wanted
 
@@ -73,11 +73,11 @@ def test_served_llamaindex_engines_equal_the_original(vllm_api: ApiServer, engin
 
     def ask(engine: Any) -> tuple[Any, float]:
         run = engine.query if way == "sync" else lambda x: _loop.run(engine.aquery(x))
-        found, asked = counted(vllm_api, lambda: run(llamaindex_apps.QUESTION))
-        return (str(found), [node.text for node in found.source_nodes]), asked
+        found, request_count = counted(vllm_api, lambda: run(llamaindex_apps.QUESTION))
+        return (str(found), [node.text for node in found.source_nodes]), request_count
 
-    wanted, asked = ask(plain)
+    wanted, request_count = ask(plain)
     bare, served = accelerate(plain), accelerate(plain, engines="auto")
     assert "OpenAIServer(base_url=" in served.explain() and "EmbeddingEngine(model=" in served.explain()
-    assert ask(bare) == ask(served) == (wanted, asked)
+    assert ask(bare) == ask(served) == (wanted, request_count)
     assert ask(accelerate(plain, engines="dedicated"))[0] == wanted

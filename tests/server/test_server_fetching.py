@@ -81,11 +81,11 @@ class Net(httpcore.AsyncNetworkBackend):
     """A net in which every public address is the test's server. Keeps what was connected to."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.asked = port, list[tuple[str, int]]()
+        self.port, self.connections = port, list[tuple[str, int]]()
         self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(self, host: str, port: int, *rest: Any, **more: Any) -> httpcore.AsyncNetworkStream:
-        self.asked.append((host, port))
+        self.connections.append((host, port))
         return await self._inner.connect_tcp("127.0.0.1", self.port, *rest, **more)
 
     async def sleep(self, seconds: float) -> None:
@@ -97,10 +97,10 @@ class Names:
 
     def __init__(self, **names: Iterable[list[str]]) -> None:
         self.names = {name.replace("_", "."): iter(addresses) for name, addresses in names.items()}
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        self.asked.append(host)
+        self.lookups.append(host)
         if (name_of_host(host) and host[-1].isdigit()) or ":" in host:
             return [host]
         addresses = next(self.names[host], None) if host in self.names else None
@@ -189,19 +189,19 @@ def test_a_document_is_fetched(port: int) -> None:
     case = Case(port)
     fetched = case.fetch("http://example.org/a/page.html?q=1#part")
     assert (fetched.type, fetched.name) == ("text/html", "page.html")
-    assert case.net.asked == [(PUBLIC, 80)]
+    assert case.net.connections == [(PUBLIC, 80)]
     seen = Pages.seen[-1]
     assert (seen["path"], seen["host"]) == ("/a/page.html?q=1", "example.org")
     assert not {"cookie", "authorization", "referer"} & set(seen)
-    assert case.fetch("http://six.example.org:8080/") and case.net.asked[-1] == (OTHER_PUBLIC, 8080)
-    assert case.fetch(f"http://{PUBLIC}/") and case.net.asked[-1] == (PUBLIC, 80)
+    assert case.fetch("http://six.example.org:8080/") and case.net.connections[-1] == (OTHER_PUBLIC, 8080)
+    assert case.fetch(f"http://{PUBLIC}/") and case.net.connections[-1] == (PUBLIC, 80)
 
 
 def test_redirects_are_followed_each_checked(port: int) -> None:
     case = Case(port)
     assert b"cows" in case.fetch("http://example.org/to//page").data
     assert b"cows" in case.fetch("http://example.org/to/http://six.example.org/page").data
-    assert case.net.asked[-2:] == [(PUBLIC, 80), (OTHER_PUBLIC, 80)]
+    assert case.net.connections[-2:] == [(PUBLIC, 80), (OTHER_PUBLIC, 80)]
     case.fetch("http://example.org/cookie")
     assert "cookie" not in Pages.seen[-1]
 
@@ -236,19 +236,19 @@ def test_internal_addresses_are_never_contacted(port: int, url: str) -> None:
     case = Case(port)
     error = case.refused(url)
     assert (error.status, error.code) == (400, "url_not_allowed"), str(error)
-    assert all(is_public(address) for address, _ in case.net.asked)
+    assert all(is_public(address) for address, _ in case.net.connections)
 
 
 def test_dns_rebinding_does_not_reach_internal_addresses(port: int) -> None:
     """DNS rebinding: a name is resolved once for a connection, and anew, with all checks, for the next."""
     case = Case(port)
     assert case.fetch("http://rebinding.example.org/page")
-    assert (case.names.asked, case.net.asked) == (["rebinding.example.org"], [(PUBLIC, 80)])
+    assert (case.names.lookups, case.net.connections) == (["rebinding.example.org"], [(PUBLIC, 80)])
     assert case.refused("http://rebinding.example.org/page").code == "url_not_allowed"
-    assert len(case.net.asked) == 1
+    assert len(case.net.connections) == 1
     case = Case(port)
     assert case.refused("http://rebinding.example.org/to//page").code == "url_not_allowed"
-    assert case.net.asked == [(PUBLIC, 80)]
+    assert case.net.connections == [(PUBLIC, 80)]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_only_configured_hosts_schemes_and_ports_are_fetched(port: int) -> None:
     for url in ("http://six.example.org/", "https://example.org/", "http://example.org:8080/", f"http://{PUBLIC}/"):
         assert case.refused(url).code == "url_not_allowed"
     assert case.refused("http://example.org/to/http://six.example.org/").code == "url_not_allowed"
-    assert case.names.asked == ["example.org"] * 2
+    assert case.names.lookups == ["example.org"] * 2
     for wrong in ({"hosts": []}, {"hosts": ["http://x"]}, {"hosts": ["a.*"]}, {"hosts": ["x"], "schemes": ["file"]}):
         with pytest.raises(ValueError):
             UrlSettings.model_validate(wrong)
@@ -302,7 +302,7 @@ def test_server_fetches_allowed_documents_only(port: int) -> None:
         part = {"type": "input_file", "file_url": "http://example.org/a.html"}
         body = {"model": "llm", "input": [{"role": "user", "content": [part]}]}
         assert http.post("/v1/responses", json=body).status_code == 200
-        assert case.net.asked == [(PUBLIC, 80)] * 2
+        assert case.net.connections == [(PUBLIC, 80)] * 2
     with served(documents={"urls": urls}) as server, server.client() as http:
         before = len(Pages.seen)
         for url in (f"http://127.0.0.1:{port}/", f"http://localhost:{port}/", f"http://[::ffff:127.0.0.1]:{port}/"):

@@ -125,7 +125,7 @@ def test_disconnect_and_cancellation_both_stop_the_request() -> None:
                 raise
         return "an answer"
 
-    async def asked(*, stubborn: bool, leaves: bool) -> int | str:
+    async def send_request(*, stubborn: bool, leaves: bool) -> int | str:
         task = asyncio.ensure_future(while_connected(cast(Any, Left()), work(stubborn=stubborn)))
         await asyncio.sleep(0.01)
         left_event.set() if leaves else task.cancel()
@@ -139,9 +139,9 @@ def test_disconnect_and_cancellation_both_stop_the_request() -> None:
             left_event.clear()
 
     async def main() -> None:
-        assert await asked(stubborn=False, leaves=True) == 499
-        assert await asked(stubborn=True, leaves=True) == 499
-        assert await asked(stubborn=False, leaves=False) == "cancelled"
+        assert await send_request(stubborn=False, leaves=True) == 499
+        assert await send_request(stubborn=True, leaves=True) == 499
+        assert await send_request(stubborn=False, leaves=False) == "cancelled"
         assert len(statuses) == 3
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1

@@ -41,7 +41,7 @@ _SPECIAL = "<|end|>\n<|assistant|>\n<s><pad>"
 
 @dataclass(frozen=True)
 class DraftCase:
-    asked: Generate
+    payload: Generate
     drafts: tuple[str, ...] = ()
     true_draft: str = ""
     """What becomes of the answer without drafts: `right`, `cut`, `longer`, `changed`, `special`, `gaps`; or none."""
@@ -51,12 +51,12 @@ class DraftCase:
     @property
     def kinds(self) -> Iterator[str]:
         """What of the contract it is a case of."""
-        sampling = self.asked.sampling
+        sampling = self.payload.sampling
         yield "greedy" if sampling.greedy else "sampled" if sampling.seed is None else "sampled with a seed"
         for kind, given in (
             ("stop strings", sampling.stop),
             ("a schema", sampling.json_schema),
-            ("tools", self.asked.prompt.tools),
+            ("tools", self.payload.prompt.tools),
             ("beyond the end token", sampling.ignore_eos),
             ("wrong drafts", self.drafts),
         ):
@@ -76,12 +76,12 @@ def _case(rng: random.Random) -> DraftCase:
     text = rng.choice(_TEXTS[:4] if rng.random() < 0.3 else _TEXTS)
     start = 0 if rng.random() < 0.3 else rng.randrange(max(1, len(text) - 600))
     passage = text[start : start + rng.choice((40, 200, 600))]
-    asked = f"Context:\n{passage}\n\nQuestion: {rng.choice(_ASKED)}"
+    user_text = f"Context:\n{passage}\n\nQuestion: {rng.choice(_ASKED)}"
     tools = TOOLS if rng.random() < 0.15 else ""
-    prompt = Prompt(text=asked)
+    prompt = Prompt(text=user_text)
     if tools or rng.random() < 0.8:
         system = (Message("system", _SYSTEM),) if rng.random() < 0.5 else ()
-        prompt = Prompt(messages=(*system, Message("user", asked)), tools=tools)
+        prompt = Prompt(messages=(*system, Message("user", user_text)), tools=tools)
     made = Generate(prompt, _sampling(rng, tools))
     forms = texts_of(made) or forms_of_list("lines")
     wrong = ((passage[:300],), ("nothing of this is ever said",), (f"{_SPECIAL}</s>", passage), forms, forms[::-1])

@@ -344,14 +344,14 @@ def test_resting_row_is_skipped_until_its_next_search() -> None:
     """Where nothing is copied. Then it is known what came meanwhile."""
     batch = Batch()
     batch.join("a", PASSAGE[:20])
-    drafter, asked = batch.proposer._drafter, list[int]()
+    drafter, searched = batch.proposer._drafter, list[int]()
     for i in range(120):
         if drafter.skip_step(["a"]):
             batch.tokens["a"].append(1000 + i)
         else:
-            asked.append(i)
+            searched.append(i)
             assert batch.step(a=[1000 + i]) == {"a": []}
-    assert asked[:4] == [0, 1, 2, 3] and len(asked) < 40 and asked[-1] > 100
+    assert searched[:4] == [0, 1, 2, 3] and len(searched) < 40 and searched[-1] > 100
     row = drafter._running["a"].row
     assert row is not None and row.output == batch.tokens["a"][20 : len(row)]
     assert not drafter.skip_step(["b"])

@@ -151,10 +151,10 @@ def test_text_is_followed_from_last_tokens_of_a_long_step() -> None:
 
 def test_row_without_matches_is_searched_less_often_in_large_batch() -> None:
     text = misleading(500, 400)
-    told, looked = dict[int, int](), dict[int, int]()
+    searches, looked = dict[int, int](), dict[int, int]()
     for rows in (1, 16):
         row = RequestDrafter(text[:100], 100, (), None, MOST)
-        told[rows] = looked[rows] = 0
+        searches[rows] = looked[rows] = 0
         for length in range(101, 401):
             rests = row.rests(text[length - 1 : length])
             if not rests:
@@ -162,10 +162,10 @@ def test_row_without_matches_is_searched_less_often_in_large_batch() -> None:
             assert row.output == text[100:length], "nothing that was written is left out"
             if rests:
                 continue
-            told[rows] += 1
+            searches[rows] += 1
             looked[rows] += row.draft(MOST, (0,) * 20, rows) == []
-    assert told[16] < 25 < told[1] < 60
-    assert looked == told
+    assert searches[16] < 25 < searches[1] < 60
+    assert looked == searches
 
 
 def test_draft_ends_at_the_last_token_of_a_request() -> None:

@@ -11,10 +11,10 @@ from teola_plugin.graph import GAP
 
 class Tokenizer:
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.encoded: list[str] = []
 
     def __call__(self, text: str) -> list[int]:
-        self.asked.append(text)
+        self.encoded.append(text)
         if not text.isascii():
             raise TypeError("TextEncodeInput must be Union[TextInputSequence, ...]")
         return [ord(char) for char in text]
@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
 
 def test_texts_are_encoded_only_when_read(tokenizer: Tokenizer) -> None:
     texts = EncodedTexts(["ab", "c"], TextEncoder(tokenizer))
-    assert (len(texts), bool(texts), tokenizer.asked) == (2, True, [])
+    assert (len(texts), bool(texts), tokenizer.encoded) == (2, True, [])
     assert [*texts] == [[97, 98], [99]] and texts[1] == [99] and [*texts[:1]] == [[97, 98]]
 
 
@@ -39,7 +39,7 @@ def test_encodings_of_forms_are_cached_and_of_texts_are_not(tokenizer: Tokenizer
     encode = TextEncoder(tokenizer)
     for _ in range(2):
         assert encode("a" + GAP) == [97, GAP_TOKEN] and encode("b") == [98]
-    assert tokenizer.asked == ["a", "b", "b"]
+    assert tokenizer.encoded == ["a", "b", "b"]
 
 
 def test_text_that_tokenizer_refuses_is_empty(tokenizer: Tokenizer) -> None:

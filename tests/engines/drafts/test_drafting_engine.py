@@ -26,8 +26,8 @@ K = PrimitiveKind
 
 def written(llm: SessionLlm, text: str, **about: Any) -> Generation:
     async def run() -> Generation:
-        asked = Generate(Prompt(text=text), Sampling(max_tokens=48, ignore_eos=True))
-        async for result in llm.engine.execute([Request("r", K.PREFILLING, asked, **about)]):
+        payload = Generate(Prompt(text=text), Sampling(max_tokens=48, ignore_eos=True))
+        async for result in llm.engine.execute([Request("r", K.PREFILLING, payload, **about)]):
             if isinstance(result, Failed):
                 raise result.error
             if isinstance(result, Done):
@@ -107,23 +107,24 @@ def test_pool_passes_draft_settings_to_its_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cpu", "drafted"), [("auto", True, True), ("auto", False, False), ({}, False, True), ("off", True, False)]
+    ("setting", "cpu", "drafted"),
+    [("auto", True, True), ("auto", False, False), ({}, False, True), ("off", True, False)],
 )
-def test_auto_drafts_on_the_cpu_alone(said: Any, cpu: bool, drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_drafts_on_the_cpu_alone(setting: Any, cpu: bool, drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.drafts_shim, "lacking", lambda: ())
     monkeypatch.setattr(host.drafts_shim, "arguments", lambda tokens, *names: {"speculative_config": tokens})
     monkeypatch.setenv(ENV, "")
     platform = host.shim.Platform(cpu, "cpu" if cpu else "cuda")
-    setup = VllmEngine("llm", "model", drafts=said)._setup
+    setup = VllmEngine("llm", "model", drafts=setting)._setup
     assert ("speculative_config" in host._arguments(setup, platform, {})) == drafted
 
 
-def decoded(llm: SessionLlm, asked: Generate, *drafts: str) -> Generation:
+def decoded(llm: SessionLlm, payload: Generate, *drafts: str) -> Generation:
     """With nothing known but these."""
 
     async def run() -> Generation:
         await llm.engine.reset()
-        async for result in llm.engine.execute([Request("r", K.PREFILLING, asked, drafts=drafts)]):
+        async for result in llm.engine.execute([Request("r", K.PREFILLING, payload, drafts=drafts)]):
             if isinstance(result, Failed):
                 raise result.error
             if isinstance(result, Done):
@@ -145,21 +146,21 @@ FIXED: dict[str, Any] = {
 def test_text_fixed_by_schema_is_accepted_and_wrong_form_is_harmless(session_llm: SessionLlm, name: str) -> None:
     keys = FIXED[name]
     schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
-    asked = Generate(Prompt(text="Answer:"), Sampling(max_tokens=48, json_schema=json.dumps(schema)))
-    plain = decoded(session_llm, asked)
-    right = decoded(session_llm, asked, *texts_of(asked))
+    payload = Generate(Prompt(text="Answer:"), Sampling(max_tokens=48, json_schema=json.dumps(schema)))
+    plain = decoded(session_llm, payload)
+    right = decoded(session_llm, payload, *texts_of(payload))
     assert right == plain
     assert right.accepted > plain.accepted, "as far as a model with random weights cuts words as its tokenizer does"
-    wrong = decoded(session_llm, asked, '{"quite": "' + GAP + '"}', "{" + GAP + '": 17}', "YES" + GAP)
+    wrong = decoded(session_llm, payload, '{"quite": "' + GAP + '"}', "{" + GAP + '": 17}', "YES" + GAP)
     assert wrong == plain
 
 
 @pytest.mark.parametrize("words", ["1. one\n2. two\n3. three\n4. four\n", "- a\n- b\n- c\n"])
 def test_partly_correct_forms_change_no_output(session_llm: SessionLlm, words: str) -> None:
-    asked = Generate(Prompt(text=f"A list.\n{words}"), Sampling(max_tokens=32, ignore_eos=True))
-    plain, forms = decoded(session_llm, asked), forms_of_list("lines")
-    assert decoded(session_llm, asked, *forms) == plain
-    known = decoded(session_llm, asked, plain.text[:20] + GAP + plain.text[-10:] + GAP, *forms)
+    payload = Generate(Prompt(text=f"A list.\n{words}"), Sampling(max_tokens=32, ignore_eos=True))
+    plain, forms = decoded(session_llm, payload), forms_of_list("lines")
+    assert decoded(session_llm, payload, *forms) == plain
+    known = decoded(session_llm, payload, plain.text[:20] + GAP + plain.text[-10:] + GAP, *forms)
     assert known == plain and known.accepted > 0
 
 
@@ -170,8 +171,8 @@ async def test_processors_of_logits_are_served_undrafted() -> None:
     engine = VllmEngine("llm", str(llama.make()), engine_args={"logits_processors": processors, "max_model_len": 256})
     await engine.start()
     try:
-        asked = Generate(Prompt(text="a a a a"), Sampling(max_tokens=8, ignore_eos=True))
-        [*_, last] = [result async for result in engine.execute([Request("r", K.PREFILLING, asked, drafts=("a",))])]
+        payload = Generate(Prompt(text="a a a a"), Sampling(max_tokens=8, ignore_eos=True))
+        [*_, last] = [result async for result in engine.execute([Request("r", K.PREFILLING, payload, drafts=("a",))])]
         assert isinstance(last, Done) and last.value.completion_tokens == 8
         assert engine.profile.drafts == last.value.drafted == 0
     finally:

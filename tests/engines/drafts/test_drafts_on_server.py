@@ -48,9 +48,9 @@ async def engine(server: ApiServer, **options: Any) -> AsyncIterator[OpenAIServe
         await made.stop()
 
 
-async def answered(llm: OpenAIServer, asked: Generate, drafts: Sequence[str] = (), **about: Any) -> Any:
+async def answered(llm: OpenAIServer, payload: Generate, drafts: Sequence[str] = (), **about: Any) -> Any:
     name = f"r{next(_numbers)}"
-    async for result in llm.execute([Request(name, PrimitiveKind.PREFILLING, asked, drafts=tuple(drafts), **about)]):
+    async for result in llm.execute([Request(name, PrimitiveKind.PREFILLING, payload, drafts=tuple(drafts), **about)]):
         if isinstance(result, Failed):
             return repr(result.error)
         if isinstance(result, Done):
@@ -63,31 +63,31 @@ _numbers = iter(range(1 << 30))
 
 async def test_answers_are_those_of_a_server_without_the_flags(vllm_api: ApiServer, drafting: ApiServer) -> None:
     """Side by side, sampled ones with seeds among them, drafts of all kinds."""
-    given = [case for case in cases(3, 120) if case.asked.sampling.greedy or case.asked.sampling.seed is not None]
+    given = [case for case in cases(3, 120) if case.payload.sampling.greedy or case.payload.sampling.seed is not None]
     async with engine(vllm_api) as plain, engine(drafting, drafts=True) as drafted:
-        wanted = [await answered(plain, case.asked) for case in given]
+        wanted = [await answered(plain, case.payload) for case in given]
 
         async def one(case: DraftCase, text: Any) -> Any:
             drafts = drafts_of_case(case, text[0] if isinstance(text, tuple) else "")
             stream = len(drafts) % 2 == 0
-            return await answered(drafted, case.asked, drafts, app="a", tenant="t", stream=stream)
+            return await answered(drafted, case.payload, drafts, app="a", tenant="t", stream=stream)
 
         before, found = drafting.metric(ACCEPTED), []
         for at in range(0, len(given), 8):
             batch = zip(given[at : at + 8], wanted[at : at + 8], strict=True)
             found += await asyncio.gather(*(one(case, text) for case, text in batch))
-    seeded = [case.asked.sampling.greedy for case in given]
+    seeded = [case.payload.sampling.greedy for case in given]
     assert [f for f, g in zip(found, seeded, strict=True) if g] == [w for w, g in zip(wanted, seeded, strict=True) if g]
     assert drafting.metric(ACCEPTED) - before > 200
 
 
-def asked(text: str, **sampling: Any) -> Generate:
+def generate(text: str, **sampling: Any) -> Generate:
     return Generate(Prompt((Message("user", text),)), Sampling(max_tokens=40, **sampling))
 
 
 async def test_correct_labels_and_forms_are_accepted(drafting: ApiServer) -> None:
     async with engine(drafting, drafts=True) as llm:
-        question = asked("Is the moon made of cheese?")
+        question = generate("Is the moon made of cheese?")
         text, _, tokens = await answered(llm, question)
         halves = text[: len(text) // 2] + GAP
 
@@ -100,7 +100,7 @@ async def test_correct_labels_and_forms_are_accepted(drafting: ApiServer) -> Non
         assert await accepted("Certainly not." + GAP, text + GAP) >= max(alone, tokens - 3)
         assert await accepted("Certainly not." + GAP, halves) >= alone
         schema = {"type": "object", "properties": {"is": {"enum": [text]}}, "required": ["is"]}
-        shaped = asked("Is the moon made of cheese?", json_schema=json.dumps(schema))
+        shaped = generate("Is the moon made of cheese?", json_schema=json.dumps(schema))
         assert json.loads((await answered(llm, shaped, [json.dumps({"is": text}) + GAP]))[0]) == {"is": text}
 
 

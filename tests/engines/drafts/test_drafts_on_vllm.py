@@ -53,7 +53,7 @@ class Found:
 async def answer(
     engine: VllmEngine, name: str, case: DraftCase, drafts: tuple[str, ...] = (), found: Found | None = None
 ) -> Any:
-    request = Request(name, PrimitiveKind.PREFILLING, case.asked, tenant="t", app="a", stream=True, drafts=drafts)
+    request = Request(name, PrimitiveKind.PREFILLING, case.payload, tenant="t", app="a", stream=True, drafts=drafts)
     async with aclosing(engine.execute([request])) as results:
         async for result in results:
             if isinstance(result, Failed):
@@ -86,14 +86,14 @@ async def together(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequen
     async def one(i: int, late: float) -> None:
         await asyncio.sleep(late)
         case, text = given[i], plain[i][0] if isinstance(plain[i], tuple) else ""
-        asked = answer(engine, f"{seed}-{i}", case, drafts_of_case(case, text), found)
+        call = answer(engine, f"{seed}-{i}", case, drafts_of_case(case, text), found)
         try:
-            got = await asyncio.wait_for(asked, case.cancelled_after or None)
+            got = await asyncio.wait_for(call, case.cancelled_after or None)
         except TimeoutError:
             assert case.cancelled_after
             found.kinds["cancelled"] += 1
             return
-        if case.asked.sampling.greedy or case.asked.sampling.seed is not None:
+        if case.payload.sampling.greedy or case.payload.sampling.seed is not None:
             found.compared += 1
             if got != plain[i]:
                 found.differ[i] = plain[i], got
@@ -110,7 +110,7 @@ async def together(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequen
 def count_batch(found: Found, batch: Sequence[DraftCase]) -> None:
     found.kinds.update(kind for case in batch for kind in case.kinds)
     found.kinds["alone" if len(batch) == 1 else "beside others"] += len(batch)
-    greedy = [case.asked.sampling.greedy for case in batch]
+    greedy = [case.payload.sampling.greedy for case in batch]
     found.kinds["beside a sampled one"] += 0 if all(greedy) else sum(greedy)
 
 

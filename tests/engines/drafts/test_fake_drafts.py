@@ -42,7 +42,7 @@ def llm(profile: EngineProfile = DRAFTING, answer: str = ANSWER, **options: Any)
     return FakeLLM("llm", profile, lambda prompt, _: answer, **options)
 
 
-def asked(name: str, prompt: str = PASSAGE, *, temperature: float = 0.0, **given: Any) -> Request:
+def make_request(name: str, prompt: str = PASSAGE, *, temperature: float = 0.0, **given: Any) -> Request:
     sampling = Sampling(temperature=temperature)
     return Request(name, PrimitiveKind.PREFILLING, Generate(Prompt(text=prompt), sampling), **given)
 
@@ -94,7 +94,7 @@ def proposed(prompt: str, answer: str, *texts: str) -> list[tuple[int, int]]:
 
 
 def test_copied_answer_takes_the_steps_and_times_of_the_proposer() -> None:
-    found = alone(llm(), asked("a", stream=True))
+    found = alone(llm(), make_request("a", stream=True))
     expected, now = [], 120 * PREFILL
     for drafted, written in proposed(PASSAGE, ANSWER):
         now += STEP + TOKEN * drafted
@@ -107,12 +107,14 @@ def test_copied_answer_takes_the_steps_and_times_of_the_proposer() -> None:
 
 
 def test_request_without_reader_ends_at_the_same_time() -> None:
-    assert done(alone(llm(), asked("a")))[0] == pytest.approx(done(alone(llm(), asked("a", stream=True)))[0])
+    assert done(alone(llm(), make_request("a")))[0] == pytest.approx(
+        done(alone(llm(), make_request("a", stream=True)))[0]
+    )
 
 
 def test_engine_without_drafts_writes_one_token_a_step() -> None:
     for engine in (llm(PLAIN), llm(drafts="off"), llm(drafts=False)):
-        found = alone(engine, asked("a", stream=True))
+        found = alone(engine, make_request("a", stream=True))
         assert steps_of(found) == [(pytest.approx(120 * PREFILL + STEP * (i + 1)), 1) for i in range(40)]
         value, stats = done(found)[1:]
         assert (value.drafted, value.accepted) == (0, 0) and "drafted" not in stats
@@ -122,7 +124,7 @@ def test_engine_without_drafts_writes_one_token_a_step() -> None:
 
 def test_answer_without_matches_takes_one_step_a_token() -> None:
     new = " ".join([word for word in WORDS if word not in PASSAGE][:40])
-    value = alone(llm(answer=new), asked("a"))
+    value = alone(llm(answer=new), make_request("a"))
     assert done(value)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(value)[1].drafted == 0
 
@@ -132,7 +134,7 @@ def test_text_of_request_is_followed_again_after_a_difference() -> None:
     changed = before.split()
     changed[10] = "else"
     engine = llm(answer=" ".join(changed))
-    found = alone(engine, asked("a", words("prompt", 20), stream=True, drafts=(before,)))
+    found = alone(engine, make_request("a", words("prompt", 20), stream=True, drafts=(before,)))
     assert [count for _, count in steps_of(found)][:2] == [1, 10], "up to the difference, with it"
     assert [count for _, count in steps_of(found)] == [
         new for _, new in proposed(words("prompt", 20), " ".join(changed), before)
@@ -142,7 +144,7 @@ def test_text_of_request_is_followed_again_after_a_difference() -> None:
 
 
 def test_sampled_requests_get_no_drafts() -> None:
-    found = alone(llm(), asked("a", temperature=0.7, drafts=(ANSWER,)))
+    found = alone(llm(), make_request("a", temperature=0.7, drafts=(ANSWER,)))
     assert done(found)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(found)[1].drafted == 0
 
@@ -153,7 +155,7 @@ def test_output_is_the_same_with_any_draft_settings(drafts: Any) -> None:
     copied = " ".join(" ".join(PASSAGE.split()[at : at + 7]) + " " + words(at, 2) for at in rng.sample(range(110), 6))
     engine = llm(answer=copied, drafts=drafts)
     for i, wrong in enumerate(((), (copied,), (words("wrong", 80),), (copied + " and more", copied[:40]))):
-        assert done(alone(engine, asked(f"a{i}", drafts=wrong)), f"a{i}")[1].text == copied
+        assert done(alone(engine, make_request(f"a{i}", drafts=wrong)), f"a{i}")[1].text == copied
     decoded = engine.decoded
     assert decoded.tokens == 4 * len(split_tokens(copied))
     assert decoded.tokens - decoded.accepted <= decoded.steps <= decoded.tokens
@@ -162,16 +164,16 @@ def test_output_is_the_same_with_any_draft_settings(drafts: Any) -> None:
 def test_concurrent_requests_draft_less_than_a_single_one() -> None:
     """Drafts that pay alone are too long for eight, where each of their tokens is verified eight times."""
     dear = replace(PLAIN, drafts=16, verifying={1: Curve.linear(STEP, 0.0), 8: Curve.linear(STEP, STEP)})
-    single = done(alone(llm(dear), asked("a")))[1]
+    single = done(alone(llm(dear), make_request("a")))[1]
     engine = llm(dear)
-    found = alone(engine, *(asked(f"r{i}") for i in range(8)))
+    found = alone(engine, *(make_request(f"r{i}") for i in range(8)))
     beside = [done(found, f"r{i}")[1] for i in range(8)]
     assert all(one.text == ANSWER for one in beside)
     assert single.drafted > 0 and min(one.drafted for one in beside) < single.drafted
 
 
 def test_unmeasured_profile_verifies_at_the_cost_of_a_step() -> None:
-    found = alone(llm(replace(DRAFTING, verifying={})), asked("a"))
+    found = alone(llm(replace(DRAFTING, verifying={})), make_request("a"))
     assert 5 * STEP < done(found)[0] - 120 * PREFILL < 10 * STEP
     assert (done(found)[0] - 120 * PREFILL) / STEP == pytest.approx(round((done(found)[0] - 120 * PREFILL) / STEP))
 
@@ -183,11 +185,11 @@ def test_recent_outputs_of_a_tenant_are_drafted_until_forgotten() -> None:
         engine = llm(answer=words("answer", 40))
         found = []
         for i, tenant in enumerate(("t", "t", "u")):
-            found.append(done(await run(engine, asked(f"{i}", prompt, tenant=tenant)), f"{i}")[1].accepted)
+            found.append(done(await run(engine, make_request(f"{i}", prompt, tenant=tenant)), f"{i}")[1].accepted)
         await engine.forget("t")
-        found.append(done(await run(engine, asked("3", prompt, tenant="t")), "3")[1].accepted)
+        found.append(done(await run(engine, make_request("3", prompt, tenant="t")), "3")[1].accepted)
         await engine.reset()
-        found.append(done(await run(engine, asked("4", prompt, tenant="t")), "4")[1].accepted)
+        found.append(done(await run(engine, make_request("4", prompt, tenant="t")), "4")[1].accepted)
         return found
 
     first, again, other, forgotten, reset = run_virtual(main())
@@ -202,7 +204,7 @@ def test_failed_and_cancelled_requests_leave_no_row() -> None:
             await asyncio.sleep(0.15)
             await engine.cancel("c")
 
-        await asyncio.gather(run(engine, asked("a"), asked("b"), asked("c")), cancelled())
+        await asyncio.gather(run(engine, make_request("a"), make_request("b"), make_request("c")), cancelled())
         return engine
 
     engine = run_virtual(main())
@@ -241,8 +243,8 @@ def test_form_of_an_answer_is_drafted_after_its_gaps() -> None:
     text = "".join(f"list item number {i} is as follows: {item}\n" for i, item in enumerate(items))
     form = "".join(f"list item number {i} is as follows: {GAP}\n" for i in range(3))
     engine, undrafted = llm(answer=text), llm(answer=text)
-    value = done(alone(engine, asked("a", "Write.", drafts=(form,))))[1]
-    done(alone(undrafted, asked("a", "Write.")))
+    value = done(alone(engine, make_request("a", "Write.", drafts=(form,))))[1]
+    done(alone(undrafted, make_request("a", "Write.")))
     assert value.text == text
     assert engine.decoded.steps < undrafted.decoded.steps
 
