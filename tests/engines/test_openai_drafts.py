@@ -59,7 +59,7 @@ async def test_drafts_are_not_sent_to_other_or_undeclared_servers(
     vllm.kind = "stub" if declared else "vllm"
     with caplog.at_level(logging.WARNING, "teola_plugin"):
         assert "vllm_xargs" not in await sent(vllm, Generate(HI), drafts=declared, app="mine")
-    assert ("says that it is stub, not vLLM" in caplog.text) == declared
+    assert ("says that it is stub instead of vLLM" in caplog.text) == declared
 
 
 async def test_sampled_requests_are_sent_without_drafts(vllm: Stub) -> None:
