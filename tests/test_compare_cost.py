@@ -230,9 +230,7 @@ def test_one_price_alone_is_refused(module: str, prices: list[str], capsys: pyte
 
 
 @pytest.mark.parametrize("price", ["-1", "much", "inf", "nan"])
-def test_price_that_is_no_number_of_dollars_is_refused(
-    module: str, price: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_price_that_is_not_a_number_is_refused(module: str, price: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments_for(f"{module}:counting", f"--price-in={price}", "--price-out=1"))
 

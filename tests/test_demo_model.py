@@ -26,7 +26,7 @@ def made(seed: int, count: int = 60) -> list[tasks.Example]:
     return list(itertools.islice(tasks.examples(seed), count))
 
 
-def test_the_data_depends_on_the_seed_alone() -> None:
+def test_data_depends_on_the_seed_alone() -> None:
     assert made(5) == made(5)
     assert made(5) != made(6)
 

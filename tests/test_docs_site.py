@@ -53,7 +53,7 @@ def test_navigation_has_every_page_once() -> None:
         ("compare.md", "```text\n[a](../README.md)\n```", "```text\n[a](../README.md)\n```"),
     ],
 )
-def test_links_lead_to_pages(page: str, text: str, expected: str) -> None:
+def test_site_links_point_to_pages(page: str, text: str, expected: str) -> None:
     assert docs_site.site_links(text, page, PAGES) == expected
 
 

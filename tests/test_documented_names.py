@@ -189,7 +189,7 @@ def test_names_of_modules_classes_and_arguments_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", NAMES)
-def test_settings_in_yaml_exist(document: str) -> None:
+def test_settings_in_documented_yaml_exist(document: str) -> None:
     assert list(wrong_settings((ROOT / document).read_text())) == []
 
 

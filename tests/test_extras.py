@@ -211,7 +211,7 @@ def test_extra_installs_packages_of_its_feature(wheel: Path, tmp_path: Path, ext
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("minor", [11, 12, 13])
-def test_the_newest_versions_of_the_frameworks_work_on_every_python(wheel: Path, tmp_path: Path, minor: int) -> None:
+def test_newest_versions_of_the_frameworks_work_on_every_python(wheel: Path, tmp_path: Path, minor: int) -> None:
     if not is_tried("python"):
         pytest.skip("make test-all, or TEOLA_TEST_EXTRAS=python")
     interpreters = [path for path in candidate_pythons() if python_version(path) == (3, minor)]

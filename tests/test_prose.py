@@ -47,7 +47,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path.resolve()
 
 
-def test_our_documents_and_messages_pass() -> None:
+def test_documents_and_messages_pass_the_prose_check() -> None:
     assert check.problems(ROOT) == []
 
 

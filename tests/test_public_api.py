@@ -88,7 +88,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_public_imports_do_not_move(module: str) -> None:
+def test_public_import_paths_are_stable(module: str) -> None:
     found = importlib.import_module(module)
     for name in PUBLIC[module]:
         assert getattr(found, name) is not None, name

@@ -56,7 +56,7 @@ def test_bad_sample_is_reported_with_file_and_line(tmp_path: Path, measure: str)
     assert int(places[0].split(":")[1]) > 0
 
 
-def test_the_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_number_of_source_files_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(check, "MAX_FILES", 1)
     root = write(tmp_path, one=LONG_FUNCTION, two=LONG_FUNCTION)
     assert check.problems(root) == ["files: 2 in all packages; at most 1"]

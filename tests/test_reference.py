@@ -151,7 +151,7 @@ def test_every_error_has_an_entry(name: str) -> None:
     assert f"\n## {name}\n\n{(ERRORS[name].__doc__ or '').splitlines()[0]}" in errors_page()
 
 
-def test_the_page_of_errors_shows_messages_with_hints() -> None:
+def test_page_of_errors_shows_messages_with_hints() -> None:
     page = errors_page()
 
     assert page.count("\n| ") > 400

@@ -43,7 +43,7 @@ def problems_of(environment: dict[str, Any], page: str = PAGE) -> str:
     return "\n".join(release.headline_problems("public_apps", environment, page))
 
 
-def test_a_headline_of_this_code_passes(checkout: Path) -> None:
+def test_headline_of_this_code_passes(checkout: Path) -> None:
     measured = git(checkout, "rev-parse", "--short", "HEAD")
     (checkout / "README.md").write_text("The figure.\n")
     commit(checkout)
@@ -69,7 +69,7 @@ def test_headline_measured_on_other_code_is_a_problem(checkout: Path) -> None:
         ({"commit": "abc1234", "load_1m": 3.3}, "does not state the load before public_apps ran, 3.3"),
     ],
 )
-def test_a_headline_without_its_conditions_is_a_problem(
+def test_headline_without_its_conditions_is_a_problem(
     checkout: Path, environment: dict[str, Any], problem: str
 ) -> None:
     assert problem in problems_of(environment)
@@ -97,7 +97,7 @@ def test_version_is_consistent_and_dated() -> None:
     assert list(release.version_problems()) == []
 
 
-def test_a_changelog_without_a_date_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changelog_without_a_date_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "teola_plugin").mkdir()
     (tmp_path / "teola_plugin" / "__init__.py").write_text('__version__ = "1.2.2"\n')
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
@@ -109,7 +109,7 @@ def test_a_changelog_without_a_date_is_a_problem(tmp_path: Path, monkeypatch: py
     assert "has 63 lines" in found
 
 
-def test_a_release_needs_the_address_of_its_page() -> None:
+def test_release_needs_the_address_of_its_page() -> None:
     assert any("SOURCE_URL" in problem for problem in release.problems(""))
     assert not any("SOURCE_URL" in problem for problem in release.problems("https://example.org/it"))
 
@@ -120,7 +120,7 @@ def test_all_metadata_addresses_use_one_placeholder() -> None:
     assert all(url.startswith(release.PLACEHOLDER) for url in urls.values())
 
 
-def test_links_of_the_readme_lead_to_the_files_of_the_release() -> None:
+def test_readme_links_point_to_files_of_the_release() -> None:
     text = '[use](docs/using.md#a) [top](#top) [paper](https://a.org/b) ![x](docs/x.svg) <img src="docs/y.svg">'
     url = "https://example.org/it"
     assert release.absolute_links(text, url, "v1.0.0") == (
@@ -134,7 +134,7 @@ def test_no_link_of_the_readme_stays_relative() -> None:
     assert re.findall(r"\]\((?!https?:|#)[^)]+\)|(?:src|srcset)=\"(?!https?:)", text) == []
 
 
-def test_a_copy_of_the_sources_has_the_address(tmp_path: Path) -> None:
+def test_copy_of_the_sources_has_the_address(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     release.copy_sources(tmp_path, "https://example.org/it")

@@ -123,7 +123,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("bare"), wheel, "")
 
 
-def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
+def test_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     """Modules, models, styles and scripts: all that lies in the folders, under its import path."""
     there = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = set()

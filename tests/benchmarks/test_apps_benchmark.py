@@ -80,7 +80,7 @@ async def test_scripted_apps_make_one_call_at_a_time() -> None:
     assert most == [1]
 
 
-def test_an_agent_that_fails_ends_the_conversation() -> None:
+def test_agent_that_fails_ends_the_conversation() -> None:
     async def fails(message: Said) -> Said:
         raise ZeroDivisionError("no agent")
 

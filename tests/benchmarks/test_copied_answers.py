@@ -53,7 +53,7 @@ def test_answers_copy_the_configured_share(share: float, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("share", texts.SHARES)
-def test_new_tokens_depend_on_the_whole_context_in_refinements_too(share: float) -> None:
+def test_new_tokens_depend_on_the_whole_context(share: float) -> None:
     before = answer(START, share)
     given = {refinement(before), refinement(before, PASSAGES[0]), refinement(before + " more")}
     new = {frozenset(set(answer(prompt, share).split()) - set(prompt.split())) for prompt in given}

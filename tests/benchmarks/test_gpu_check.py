@@ -21,7 +21,7 @@ def test_split_prompts_agree_and_use_the_cache(session_llm: SessionLlm) -> None:
 
 
 @pytest.mark.vllm
-def test_a_split_that_changes_an_answer_is_counted(session_llm: SessionLlm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_that_changes_an_answer_is_counted(session_llm: SessionLlm, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wrong(self: llm_checks.Case, engine: object) -> Generation:
         return Generation("something else", cached_tokens=32)
 
@@ -32,7 +32,7 @@ def test_a_split_that_changes_an_answer_is_counted(session_llm: SessionLlm, monk
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("name", sorted(set(llm_checks.FAULTS) - {"kill_and_restart"}))
-def test_fault_checks_pass(session_llm: SessionLlm, name: str) -> None:
+def test_fault_checks_of_the_engine_pass(session_llm: SessionLlm, name: str) -> None:
     assert session_llm.run(llm_checks.FAULTS[name](session_llm.engine))["passed"]
 
 

@@ -33,7 +33,7 @@ def rows() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_every_graph_is_measured(name: str, rows: dict[str, dict[str, Any]]) -> None:
+def test_every_graph_of_the_benchmark_is_measured(name: str, rows: dict[str, dict[str, Any]]) -> None:
     row = rows[name]
     assert row["answers_equal"]
     assert row["bound_s"] > 0

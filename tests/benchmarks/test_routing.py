@@ -137,6 +137,6 @@ def test_e2_loses_no_time_without_shared_prompts() -> None:
 
 
 @pytest.mark.parametrize("shared", [0.0, 1.0])
-def test_the_timed_loops_run(shared: float) -> None:
+def test_timed_loops_of_the_benchmark_run(shared: float) -> None:
     assert decisions(shared, 20, 0)["wall"] > 0
     assert scheduled(shared, 20, 0)["cpu"] > 0

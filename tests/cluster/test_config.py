@@ -167,7 +167,7 @@ def test_value_of_a_wrong_type_is_reported_in_one_line(field: str) -> None:
         assert "docs/reference-settings.md" in caught.value.hint
 
 
-def test_a_password_is_not_shown() -> None:
+def test_password_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         PoolConfig.parse("engines: {store: {kind: pgvector, dsn: 12345678}}")
     assert "12345678" not in str(caught.value)

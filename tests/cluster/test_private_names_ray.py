@@ -44,7 +44,7 @@ def constants() -> Iterator[Any]:
     ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def test_the_installed_ray_has_all_names(constants: Any) -> None:
+def test_installed_ray_has_all_private_names(constants: Any) -> None:
     import ray
     from ray._private.parameter import RayParams
     from ray._private.services import get_ray_address_from_environment

@@ -224,14 +224,14 @@ def test_connecting_to_a_missing_pool_raises(ray_address: str) -> None:
         EnginePool.connect("127.0.0.1:1", pool="fakes")
 
 
-def test_a_client_of_another_version_is_refused(fakes_address: str) -> None:
+def test_client_of_another_version_is_refused(fakes_address: str) -> None:
     from teola_plugin.cluster.wire import Hello
 
     with pytest.raises(ray.exceptions.RayTaskError, match="same version"):
         ray.get(host("fakes", "llm").hello.remote(Hello("x", 999, (3, 11), "9.9")))
 
 
-def test_a_tenant_is_forgotten_on_every_replica(shared: EnginePool) -> None:
+def test_tenant_is_forgotten_on_every_replica(shared: EnginePool) -> None:
     shared.forget("t")  # engines that learn nothing have nothing to forget
     host, forgotten = ReplicaHost(engine_spec("llm", EngineConfig(kind="fake")), "0"), list[str]()
 

@@ -101,7 +101,7 @@ def test_data_in_a_folder_survive_a_restart(home: Path) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_killed_server_starts_again_with_every_row(home: Path, kept: bool) -> None:
+def test_killed_server_starts_again_with_every_row(home: Path, kept: bool) -> None:
     server = EmbeddedPostgres(home, fsync=False) if kept else EmbeddedPostgres()
     server.start()
     try:

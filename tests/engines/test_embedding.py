@@ -68,7 +68,7 @@ class TestEmbeddingEngine(EngineConformance):
 
 
 @pytest.mark.parametrize("bad", [EmbedText(5), EmbedText("x", "answer"), EmbedText("\ud800"), "bare", None], ids=repr)
-async def test_a_bad_text_fails_alone(engine, bad):
+async def test_bad_text_fails_alone(engine, bad):
     *good, failed = await embed(engine, [*map(EmbedText, texts(9)), bad])
     assert all(isinstance(end, Done) for end in good)
     assert isinstance(failed, Failed) and not failed.error.retryable and failed.error.engine == engine.name

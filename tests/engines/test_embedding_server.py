@@ -246,7 +246,7 @@ async def test_token_lists_and_texts_are_not_mixed(stub: EmbeddingStub) -> None:
     assert sorted(map(str, stub.inputs)) == ["[[1, 2], [3], [4, 5]]", "text"]
 
 
-async def test_a_refusal_reaches_only_the_client_whose_input_is_refused(stub: EmbeddingStub) -> None:
+async def test_refusal_reaches_only_the_client_whose_input_is_refused(stub: EmbeddingStub) -> None:
     good, bad = carried(["a"]), carried(["refuse"])
     answers = await started(EmbeddingServer(base_url=stub.base_url), good, bad)
     refusal = refusal_in(answers[1])
@@ -267,7 +267,7 @@ async def test_carried_request_is_not_retried_after_429(stub: EmbeddingStub) -> 
 # ------------------------------------------------------------ failures
 
 
-async def test_a_text_that_is_refused_fails_alone(stub: EmbeddingStub) -> None:
+async def test_text_that_is_refused_fails_alone(stub: EmbeddingStub) -> None:
     engine = EmbeddingServer(base_url=stub.base_url)
     values = await started(engine, EmbedText("a"), EmbedText("refuse"), EmbedText("b"))
     assert values[0].tolist() == vector_of("a")
@@ -363,7 +363,7 @@ async def test_fewer_connections_are_used_after_a_refusal(stub: EmbeddingStub) -
     assert stub.most_at_once == 4, "it recovers with each answer"
 
 
-async def test_a_cancelled_request_closes_its_http_request(stub: EmbeddingStub) -> None:
+async def test_cancelled_request_closes_its_http_request(stub: EmbeddingStub) -> None:
     stub.delay_s = 5.0
     engine = EmbeddingServer(base_url=stub.base_url)
     await engine.start()

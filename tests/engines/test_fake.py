@@ -172,7 +172,7 @@ def test_real_time_latency_does_not_drift() -> None:
 # ------------------------------------------------------------ LLM: prefix cache
 
 
-def test_a_warmed_prefix_is_found_by_whole_blocks() -> None:
+def test_warmed_prefix_is_cached_in_whole_blocks() -> None:
     engine = llm()
     prompt = Prompt(text=words(300))
     known = Prompt(text=words(200) + UNKNOWN)
@@ -221,7 +221,7 @@ def test_least_recently_used_blocks_are_evicted_first() -> None:
 # ------------------------------------------------------------ LLM: values
 
 
-def test_tokens_join_to_the_text_and_are_stable_in_prefixes() -> None:
+def test_fake_tokens_join_to_the_text_and_prefixes_are_stable() -> None:
     text = "  A retrieval-augmented answer,\n\nwith  lists: 1) one 2) two.  "
     tokens = split_tokens(text)
     assert "".join(tokens) == text
@@ -368,7 +368,7 @@ def bad(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_failing_request_fails_alone(name: str) -> None:
+def test_failing_request_fails_alone(name: str) -> None:
     engine, batch = make(name, Faults(fail_on=bad))
     found = ends(run_virtual(collect(engine, batch)))
     assert isinstance(found["bad"][1], Failed) and found["bad"][1].error.retryable
@@ -390,7 +390,7 @@ def test_raising_batch_leaves_no_requests_behind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_dead_engine_stays_dead_until_it_is_restarted(name: str) -> None:
+def test_dead_engine_stays_dead_until_it_is_restarted(name: str) -> None:
     engine, batch = make(name, Faults(die_after=1))
 
     async def main() -> None:
@@ -407,7 +407,7 @@ def test_a_dead_engine_stays_dead_until_it_is_restarted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_hanging_request_ends_when_it_is_cancelled(name: str) -> None:
+def test_hanging_request_ends_when_it_is_cancelled(name: str) -> None:
     engine, batch = make(name, Faults(hang_on=bad))
 
     async def cancel() -> None:
@@ -458,7 +458,7 @@ def test_closing_a_stream_frees_its_slot() -> None:
 
 
 @pytest.mark.parametrize("engine", fake_engines(), ids=lambda e: e.name)
-async def test_the_fakes_are_engines_that_start_and_stop_twice(engine: FakeEngine) -> None:
+async def test_fake_engines_start_and_stop_repeatedly(engine: FakeEngine) -> None:
     assert isinstance(engine, Engine)
     for step in (engine.start, engine.start, engine.stop, engine.stop, engine.start):
         await step()

@@ -116,7 +116,7 @@ async def ends(engine: VllmEngine, *requests: Request) -> dict[str, str]:
 @pytest.mark.vllm
 @pytest.mark.long
 @pytest.mark.parametrize(("scheduler", "order"), [("", "ZBGHA"), ("topology", "ZHGBA")])
-def test_vllm_itself_follows_and_answers_do_not_change(session_llm: SessionLlm, scheduler: str, order: str) -> None:
+def test_vllm_uses_the_scheduler_and_answers_stay_equal(session_llm: SessionLlm, scheduler: str, order: str) -> None:
     """Two slots; A runs for long, so its query has had its turn when the other slot comes free."""
     requests = [ask("A", "q1", 3, 0, tokens=90), ask("Z", "q0", 9, 1, tokens=20)]
     requests += [ask("B", "q1", 1, 2), ask("G", "q2", 1, 3), ask("H", "q2", 3, 4)]

@@ -53,7 +53,7 @@ async def test_prefix_ends_at_the_first_unknown_slot(tokens: PromptTokens) -> No
     assert 0 < len(known) <= common and whole[: len(known)] == known
 
 
-async def test_the_template_writes_its_own_special_tokens(tokens: PromptTokens) -> None:
+async def test_template_writes_its_own_special_tokens(tokens: PromptTokens) -> None:
     begin = tiny_llama.SPECIAL.index(tiny_llama.BOS)
     for prompt in (chat("hello"), Prompt(text="hello")):
         ids = (await tokens.encode_whole(prompt)).ids
@@ -98,7 +98,7 @@ def test_tiny_model_is_created_once_and_reproducibly(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_the_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tiny_llama.default_folder().is_relative_to(tmp_path)
     assert tiny_llama.default_folder() != tiny_llama.default_folder(tiny_llama.Shape(seed=1))

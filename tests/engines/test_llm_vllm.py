@@ -79,7 +79,7 @@ def random_text(source: random.Random, words: int) -> str:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
-def test_a_split_prompt_gives_the_unsplit_answer(session_llm: SessionLlm, count: int) -> None:
+def test_split_prompt_gives_the_unsplit_answer(session_llm: SessionLlm, count: int) -> None:
     """Random prompts and cuts; each variant has a tenant of its own, so that nothing else is cached for it."""
 
     async def both(number: int) -> None:
@@ -129,7 +129,7 @@ def test_short_prefixes_are_not_warmed(session_llm: SessionLlm) -> None:
     assert session_llm.run(value(session_llm, warm_up(chat("Hi " + UNKNOWN)))) == Warmed(0)
 
 
-def test_a_fork_needs_one_warm_up(session_llm: SessionLlm) -> None:
+def test_one_warmed_prefix_serves_several_branches(session_llm: SessionLlm) -> None:
     context = random_text(random.Random(3), 120)
 
     async def fork() -> list[Generation | Warmed]:
@@ -149,7 +149,7 @@ def test_tenants_share_no_cached_prefix(session_llm: SessionLlm) -> None:
     assert answer(session_llm, generate(prompt, "two")).cached_tokens == 0
 
 
-def test_reset_empties_the_prefix_cache_even_while_requests_run(session_llm: SessionLlm) -> None:
+def test_reset_empties_the_prefix_cache_during_requests(session_llm: SessionLlm) -> None:
     prompt = chat(random_text(random.Random(5), 80))
     answer(session_llm, generate(prompt))
     assert answer(session_llm, generate(prompt)).cached_tokens > 0
@@ -288,7 +288,7 @@ def test_closing_the_stream_aborts_the_request(session_llm: SessionLlm) -> None:
     assert session_llm.engine.load().requests == 0
 
 
-def test_the_load_shows_the_cache_in_use(session_llm: SessionLlm) -> None:
+def test_load_shows_the_cache_in_use(session_llm: SessionLlm) -> None:
     async def busiest() -> float:
         most = 0.0
         prompt = Prompt(text=random_text(random.Random(8), 600))

@@ -83,7 +83,7 @@ class TestOpenAIServer(EngineConformance):
 
 @pytest.mark.vllm
 class TestOnVllm:
-    async def test_finds_the_only_model_and_its_length(self, url: str) -> None:
+    async def test_start_finds_the_only_model_and_its_length(self, url: str) -> None:
         engine = OpenAIServer(base_url=url + "/")
         await engine.start()
         try:
@@ -183,7 +183,7 @@ class TestOnVllm:
         assert isinstance(done, Done) and isinstance(same, Done) and done.value.text == same.value.text
         assert len([one for one in pieces if isinstance(one, Piece) and one.text]) <= 2 < len(streamed)
 
-    async def test_sampling_reaches_the_server(self, url: str) -> None:
+    async def test_sampling_parameters_reach_the_server(self, url: str) -> None:
         engine = OpenAIServer(base_url=url)
         await engine.start()
         schema = json.dumps({"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2})
@@ -451,7 +451,7 @@ async def test_start_without_a_server_raises() -> None:
         await OpenAIServer(base_url="http://127.0.0.1:9/v1").start()
 
 
-def test_a_prefix_ends_where_a_prompt_is_unknown() -> None:
+def test_prefix_ends_at_the_unknown_part_of_a_prompt() -> None:
     blocks = [{"type": "text", "text": f"a {UNKNOWN} b"}, {"type": "text", "text": "c"}]
     messages = [
         {"role": "system", "content": "s"},

@@ -93,7 +93,7 @@ FORMS = {
 
 @pytest.mark.parametrize("payload", [TEXT, carried(stream=True)], ids=["text", "carried"])
 @pytest.mark.parametrize("form", FORMS)
-async def test_every_form_of_an_event_stream_is_read(replies: FixedReplies, form: str, payload: Generate) -> None:
+async def test_every_valid_form_of_event_stream_is_read(replies: FixedReplies, form: str, payload: Generate) -> None:
     replies.reply_with(FORMS[form], EVENT_STREAM)
 
     found = await outcome(replies.base_url, payload, stream=True)
@@ -111,7 +111,7 @@ async def test_separators_within_json_are_text(replies: FixedReplies, mark: str)
     assert found.text == f"oats{mark}hay"
 
 
-async def test_the_end_event_ends_a_stream_whose_connection_stays_open(replies: FixedReplies) -> None:
+async def test_done_event_ends_a_stream_on_an_open_connection(replies: FixedReplies) -> None:
     replies.stream(*CHUNKS)
     replies.stays_open = True
     begun = time.monotonic()
@@ -122,7 +122,7 @@ async def test_the_end_event_ends_a_stream_whose_connection_stays_open(replies: 
     assert time.monotonic() - begun < 5
 
 
-async def test_a_connection_is_used_again_after_a_stream(replies: FixedReplies) -> None:
+async def test_connection_is_used_again_after_a_stream(replies: FixedReplies) -> None:
     replies.stream(*CHUNKS)
     engine = OpenAIServer(base_url=replies.base_url, model=MODEL, check=False)
     await engine.start()
@@ -195,9 +195,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_a_malformed_reply_is_an_engine_error_that_names_server_and_field(
-    replies: FixedReplies, name: str
-) -> None:
+async def test_malformed_reply_is_an_engine_error_that_names_server_and_field(replies: FixedReplies, name: str) -> None:
     reply, field = MALFORMED[name]
     replies.reply_with(reply)
 
@@ -231,7 +229,7 @@ MALFORMED_CHUNKS: dict[str, tuple[list[Any], str]] = {
 
 @pytest.mark.parametrize("at", [0, 2], ids=["first", "later"])
 @pytest.mark.parametrize("name", MALFORMED_CHUNKS)
-async def test_a_malformed_chunk_is_an_engine_error_that_names_server_and_field(
+async def test_malformed_chunk_is_an_engine_error_that_names_server_and_field(
     replies: FixedReplies, name: str, at: int
 ) -> None:
     chunks, field = MALFORMED_CHUNKS[name]
@@ -252,7 +250,7 @@ STREAMS_WITHOUT_A_CHOICE: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", STREAMS_WITHOUT_A_CHOICE)
-async def test_a_stream_without_a_choice_is_an_engine_error(replies: FixedReplies, name: str) -> None:
+async def test_stream_without_a_choice_is_an_engine_error(replies: FixedReplies, name: str) -> None:
     chunks, message = STREAMS_WITHOUT_A_CHOICE[name]
     replies.stream(*chunks)
 
@@ -299,7 +297,7 @@ async def test_empty_chunk_is_accepted(replies: FixedReplies, one: Any) -> None:
     assert found.text == "oats and hay"
 
 
-async def test_the_error_of_a_carried_request_has_the_whole_reply(replies: FixedReplies) -> None:
+async def test_error_of_a_carried_request_has_the_whole_reply(replies: FixedReplies) -> None:
     replies.reply_with({"choices": []}, x_request_id="7")
 
     error = await outcome(replies.base_url, carried(stream=False), stream=False)

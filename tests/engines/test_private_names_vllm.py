@@ -99,7 +99,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(path.read_text())
 
 
-def test_the_installed_vllm_has_all_names(found: Any) -> None:
+def test_installed_vllm_has_all_private_names(found: Any) -> None:
     assert found["lacking"] == [] and found["needed"] == "" and found["platform"]
 
 
@@ -122,7 +122,7 @@ def test_stat_logger_reports_the_share_of_cache_in_use(found: Any) -> None:
     assert found["kv_use"] == [0.25]
 
 
-def test_a_step_without_a_drafted_token_is_one_without_speculation(found: Any) -> None:
+def test_step_without_drafted_tokens_runs_without_speculation(found: Any) -> None:
     """The logits that count are then those of each request's last token, with speculation as without."""
     undrafted = found["undrafted"]
     assert (undrafted["last"], undrafted["sampled"], undrafted["told"]) == ([True, False], [True, False], [False, True])
@@ -186,7 +186,7 @@ def test_proposer_attaches_only_to_a_runner_with_expected_fields() -> None:
     assert not drafts.attach(worker)
 
 
-def test_a_worker_that_gets_its_runner_attaches_the_proposer(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_attaches_the_proposer_to_its_runner(caplog: pytest.LogCaptureFixture) -> None:
     """As vLLM makes it: our class is one more base of a worker's."""
 
     class Worker:

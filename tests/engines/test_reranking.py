@@ -54,7 +54,7 @@ class TestRerankingEngine(EngineConformance):
 @pytest.mark.parametrize(
     "bad", [ScorePair("q", 5), ScorePair(None, "text"), ScorePair("\ud800", "text"), ("q", "text"), None], ids=repr
 )
-async def test_a_bad_pair_fails_alone(bad):
+async def test_bad_pair_fails_alone(bad):
     engine = RerankingEngine(cores="0")
     await engine.start()
     batch = [Request(f"r{i}", PrimitiveKind.RERANKING, pair) for i, pair in enumerate([*pairs()[:9], bad])]
@@ -80,7 +80,7 @@ async def test_scores_equal_the_cross_encoder_and_differ_by_query():
     assert sorted(range(20), key=one.__getitem__) != sorted(range(20), key=other.__getitem__)  # the query matters
 
 
-async def test_a_model_with_several_labels_is_refused(tmp_path: Path):
+async def test_model_with_several_labels_is_refused(tmp_path: Path):
     from sentence_transformers import CrossEncoder
 
     CrossEncoder(str(tiny_reranker.make()), num_labels=3, model_kwargs={"ignore_mismatched_sizes": True}).save(

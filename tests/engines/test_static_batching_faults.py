@@ -86,7 +86,7 @@ def test_pool_survives_a_model_that_exits() -> None:
         assert pool.call(K.EMBEDDING, "embedder", [EmbedText("good")]).result(10) == [[4.0]]
 
 
-async def test_an_engine_whose_model_hangs_stops_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_whose_model_hangs_stops_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_worker, "LAST_BATCH", 0.1)
     engine = Lengths()
     await engine.start()

@@ -324,7 +324,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("vector", [Hostile(), (10**400, 1.0), None, ("a", "b"), 3.0])
-async def test_a_wrong_vector_fails_alone(each_store: Any, collection: str, vector: Any) -> None:
+async def test_wrong_vector_fails_alone(each_store: Any, collection: str, vector: Any) -> None:
     batch = [row(collection, "good"), row(collection, "bad", "", vector), row(collection, "fine")]
     found = ends(await collect(each_store, batch), batch)
     assert [type(found[request.id]) for request in batch] == [Done, Failed, Done]

@@ -221,7 +221,7 @@ async def test_bad_rows_fail_alone(store: PgVectorEngine, collection: str) -> No
     assert await store.count(collection) == 3
 
 
-async def test_a_row_that_the_database_refuses_fails_alone(
+async def test_row_that_the_database_refuses_fails_alone(
     store: PgVectorEngine, postgres_dsn: str, collection: str
 ) -> None:
     await ingest(store, ingestion(collection, "first", (1.0, 2.0)))
@@ -278,7 +278,9 @@ async def test_collections_deleted_elsewhere_are_created_again(
 # ------------------------------------------------------------ cancelling, connections, the end of the server
 
 
-async def test_cancelling_stops_the_statement(store: PgVectorEngine, postgres_dsn: str, collection: str) -> None:
+async def test_cancelling_a_write_stops_its_statement(
+    store: PgVectorEngine, postgres_dsn: str, collection: str
+) -> None:
     await ingest(store, ingestion(collection, "a", (1.0, 2.0)))
     connect = psycopg.AsyncConnection.connect
     async with await connect(postgres_dsn) as conn, await connect(postgres_dsn, autocommit=True) as watch:

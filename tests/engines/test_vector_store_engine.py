@@ -69,7 +69,7 @@ async def test_stand_in_has_the_state_and_the_class_of_the_store() -> None:
     assert store.queries == ["oats"]
 
 
-async def test_error_of_the_store_is_the_outcome_of_its_search_alone() -> None:
+async def test_error_of_the_store_fails_only_its_search() -> None:
     engine = VectorStoreEngine("store", ListStore())
     broken, whole = await run_all(engine, *submitted(engine, "broken", "oats"))
     with pytest.raises(KeyError, match="out of oats"):
@@ -99,7 +99,7 @@ async def test_equal_queries_of_unequal_types_are_not_shared() -> None:
     assert store.queries == ["oats", "oats"]
 
 
-async def test_no_more_than_max_calls_run_at_a_time() -> None:
+async def test_at_most_max_calls_run_at_once() -> None:
     lock, running, most = threading.Lock(), 0, 0
 
     def search() -> None:

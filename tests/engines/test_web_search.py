@@ -284,7 +284,7 @@ async def test_full_text_engines_search_only_their_documents(postgres_dsn: str) 
     assert [len(hits) for hits in found] == [1, 1, 1] and found[0] == found[2] != found[1]
 
 
-def test_documents_are_read_from_files(tmp_path: Path) -> None:
+def test_search_documents_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "oats.md").write_text("Oats.")
     (tmp_path / "notes.bin").write_text("no text")
     lines = tmp_path / "pages.jsonl"

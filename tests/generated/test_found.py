@@ -36,7 +36,7 @@ def test_second_text_of_an_id_is_written(way: str) -> None:
 
 
 @ways
-def test_a_row_that_was_deleted_is_written_again(way: str) -> None:
+def test_row_that_was_deleted_is_written_again(way: str) -> None:
     put = 'did(put, "b", "bread")'
     same(f'assign(w1={put}) | assign(w2=did(drop, "b")) | assign(w3={put}) | {EARLY}', way)
 

@@ -70,7 +70,7 @@ def test_every_primitive_is_in_graph_and_timeline_and_has_facts() -> None:
             assert facts[where][0] == ["", row[0]]
 
 
-def test_the_critical_path_is_marked_in_graph_timeline_and_table() -> None:
+def test_critical_path_is_marked_in_graph_timeline_and_table() -> None:
     found = trace()
     page = Page(html_page([found]))
     path = [f"0:{step.span.primitive}" for step in found.critical_path() if not step.is_code]
@@ -122,7 +122,7 @@ def test_headline_uses_the_given_seconds() -> None:
         html_page([trace("plain", PLAIN), trace()], seconds=[1.0])
 
 
-def test_the_shares_of_the_time_add_up() -> None:
+def test_shares_of_the_time_add_up() -> None:
     found = trace()
     assert sum(seconds for _, _, seconds in shares(found)) == pytest.approx(found.seconds)
     bars = [a for a in re.findall(r'<div class="shares">(.*?)</div>', html_page([found]))]
@@ -191,7 +191,7 @@ def test_small_and_empty_traces_have_a_page(rows: tuple[object, ...]) -> None:
     Page(html_page([]))
 
 
-def test_a_span_that_never_ended_is_drawn_to_the_end() -> None:
+def test_span_that_never_ended_is_drawn_to_the_end() -> None:
     base = trace("plain", PLAIN)
     open_span = dataclasses.replace(base.spans[-1], done=None, outcome="cancelled")
     bar = _Bar(open_span, 0, base, _Scale(base.started, base.seconds))

@@ -62,13 +62,13 @@ def test_deepest_node_is_leftmost_and_depths_are_inferred() -> None:
     assert plan.positions["answer.decoding"][0] == plan.layers - 1
 
 
-def test_a_chain_is_straight() -> None:
+def test_chain_is_laid_out_straight() -> None:
     nodes: tuple[GraphNode, ...] = tuple((f"n{i}", "CALL", "", 4 - i, False) for i in range(5))
     plan = layered(GraphView(nodes, tuple((f"n{i}", f"n{i + 1}", "data") for i in range(4))))
     assert len({y for _, y in plan.positions.values()}) == 1
 
 
-def test_crossings_that_can_be_avoided_are_avoided() -> None:
+def test_avoidable_edge_crossings_are_avoided() -> None:
     nodes: tuple[GraphNode, ...] = tuple(
         (f"{side}{i}", "CALL", "", depth, False) for side, depth in (("a", 1), ("b", 0)) for i in range(4)
     )

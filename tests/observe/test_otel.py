@@ -33,7 +33,7 @@ def exported() -> tuple[Any, Any]:
     return provider, exporter
 
 
-def test_a_trace_becomes_spans_below_one_root(exported: tuple[Any, Any]) -> None:
+def test_trace_becomes_spans_below_one_root(exported: tuple[Any, Any]) -> None:
     provider, exporter = exported
     assert emit(trace(), provider) == len(FAST) + 1
     spans = {s.name: s for s in exporter.get_finished_spans()}
@@ -85,7 +85,7 @@ def test_steps_are_spans_around_the_primitives(exported: tuple[Any, Any]) -> Non
     assert spans["2"].end_time == spans["graph"].end_time
 
 
-def test_a_failure_is_an_error(exported: tuple[Any, Any]) -> None:
+def test_failed_span_has_error_status(exported: tuple[Any, Any]) -> None:
     import dataclasses
 
     from opentelemetry.trace import StatusCode

@@ -23,7 +23,7 @@ MEASURES = """<iframe id="f" src="page.html" style="width:390px;height:800px;bor
 }</script>"""
 
 
-def test_the_page_has_rules_for_narrow_screens() -> None:
+def test_page_has_rules_for_narrow_screens() -> None:
     page = html_page([trace("plain", PLAIN), trace()], labels=["plain", "accelerated"])
     assert 'name="viewport" content="width=device-width' in page and "@media (max-width:" in page
     drawings = re.findall(r'<div class="scroll"><svg', page)

@@ -25,7 +25,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return found
 
 
-def test_a_terminal_shows_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = attach(monkeypatch)
     with progress(3, "loading model") as bar:
         for _ in range(3):
@@ -45,7 +45,7 @@ def test_nested_bars_share_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     assert "afterwards" in terminal.getvalue()
 
 
-def test_an_exception_ends_the_bar_and_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_ends_the_bar_and_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = attach(monkeypatch)
     with pytest.raises(KeyError), progress(1, "breaks"):
         raise KeyError

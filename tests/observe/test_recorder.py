@@ -5,7 +5,7 @@ from __future__ import annotations
 from teola_plugin.observe import GraphView, QueryTrace, TraceRecorder, format_summary, html_page
 
 
-def test_a_query_becomes_a_trace() -> None:
+def test_recorded_query_becomes_a_trace() -> None:
     recorder = TraceRecorder(wall=lambda: 1e9)
     view = GraphView((("embed", "EMBEDDING", "minilm", 0, False),), ())
     recorder.begin("q1", "rag", 1.0)

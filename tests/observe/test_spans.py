@@ -42,7 +42,7 @@ def any_traces(draw: st.DrawFn) -> QueryTrace:
 
 
 @given(any_traces())
-def test_the_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
+def test_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
     path = found.critical_path()
     assert all(min(step.idle, step.waited, step.seconds) >= 0 for step in path)
     engines = [step.span.primitive for step in path if not step.is_code]
@@ -175,7 +175,7 @@ def test_span_that_never_began_is_not_wasted() -> None:
     assert dataclasses.replace(base, spans=(dropped,)).wasted() == (0, 0)
 
 
-def test_the_last_try_of_a_retried_primitive_counts() -> None:
+def test_last_try_of_a_retried_primitive_counts() -> None:
     base = trace("retry", PLAIN[:1], origin=0.0)
     failed = dataclasses.replace(base.spans[0], outcome="failed")
     again = dataclasses.replace(base.spans[0], queued=0.05, started=0.05, done=0.2)
@@ -196,7 +196,7 @@ def test_summary_is_json_and_adds_up() -> None:
     assert found["busy"]["cross"] == pytest.approx(0.42)
 
 
-def test_an_empty_trace_has_no_path_and_no_figures() -> None:
+def test_empty_trace_has_no_path_and_no_figures() -> None:
     empty = QueryTrace("q", "app", 5.0, 5.0)
     assert empty.critical_path() == ()
     assert empty.summary()["work_seconds"] == 0

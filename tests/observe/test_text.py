@@ -76,7 +76,7 @@ def test_summary_names_the_figures() -> None:
     assert "done in 2.16 s" in text and "24 (10 on the critical path)" in text and "2 primitives, 0 tokens" in text
 
 
-def test_an_empty_trace_has_a_timeline() -> None:
+def test_empty_trace_has_a_timeline() -> None:
     empty = QueryTrace("q", "app", 5.0, 5.0)
     assert "app q: done in 0 s" in timeline_text(empty)
     assert "no time" in format_summary(empty)

@@ -139,9 +139,7 @@ ENTRIES: dict[str, tuple[Callable[[EnginePool], Any], Callable[[Any], Any], int]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_span_around_a_call_is_the_parent(
-    entry: str, provider: TracerProvider, exporter: InMemorySpanExporter
-) -> None:
+def test_span_around_a_call_is_its_parent(entry: str, provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
     make, call, queries = ENTRIES[entry]
     with EnginePool.local(fake_engines(), tracing=provider) as pool:
         made = make(pool)
@@ -153,7 +151,7 @@ def test_the_span_around_a_call_is_the_parent(
     assert [s.parent.span_id for s in spans if s.name == "farm"] == [around] * queries
 
 
-def test_opentelemetry_means_the_global_provider(
+def test_tracing_opentelemetry_uses_the_global_provider(
     provider: TracerProvider, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_TRACER_PROVIDER", provider)

@@ -253,7 +253,7 @@ def test_phoenix_gets_original_spans_of_llamaindex(collector: Collector, phoenix
     assert {"notes"} < {span["name"] for span in spans if span["scope"] == OURS}
 
 
-def test_a_single_trace_is_sent_below_the_current_span(collector: Collector, phoenix: Any) -> None:
+def test_single_trace_is_sent_below_the_current_span(collector: Collector, phoenix: Any) -> None:
     fast = accelerate(chain(), app="notes")
 
     with phoenix.get_tracer("app").start_as_current_span("question"):

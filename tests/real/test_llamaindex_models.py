@@ -155,7 +155,7 @@ def _shape(events: list[Any]) -> list[Any]:
     return [sorted((text.partition("{")[0], n) for text, n in part) for part in events]
 
 
-def test_a_reranker_of_another_model_is_refused(pool):
+def test_reranker_of_another_model_is_refused(pool):
     step = SentenceTransformerRerank(model=str(reranker_folder()), device="cpu")
     step.model = "cross-encoder/other"
     with pytest.raises(RegistrationError, match="cross-encoder/other"):

@@ -90,7 +90,7 @@ def platform(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Pla
     assert process.returncode == 0
 
 
-def test_tutorial_from_an_empty_folder(platform: Platform) -> None:
+def test_serve_tutorial_runs_from_an_empty_folder(platform: Platform) -> None:
     """One server for all steps, since it takes seconds to start."""
     printed = platform.first_line.replace(platform.url, ADDRESS)
     assert f"`{printed}`" in TUTORIAL.read_text()
@@ -121,7 +121,7 @@ def test_tutorial_from_an_empty_folder(platform: Platform) -> None:
     assert platform.get("/metrics", "legal-team").status_code == 403
 
 
-def test_parts_of_the_review_run_at_the_same_time() -> None:
+def test_parts_of_the_tutorial_app_run_concurrently() -> None:
     names: dict[str, Any] = {}
     [apps] = code(TUTORIAL)
     exec(apps, names)

@@ -173,7 +173,7 @@ def test_deadline_stops_an_app(server: Served) -> None:
     assert reply.json()["error"]["code"] == "deadline_exceeded"
 
 
-def test_an_app_runs_as_one_query(server: Served) -> None:
+def test_app_runs_as_one_query(server: Served) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("chain", "hens"), headers={"X-Teola-App": "poems"})
     live = server.service.live.find("anonymous", reply.headers["x-teola-query"])

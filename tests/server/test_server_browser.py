@@ -95,7 +95,7 @@ def test_question_can_be_sent_by_keyboard_only(server: Served, tab: Tab) -> None
     tab.until("location.pathname.startsWith('/pages/queries/') && document.body.innerText.includes('Timeline')")
 
 
-def test_the_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) -> None:
+def test_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) -> None:
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "llm", "input": "<b>hello</b>"}).json()["id"]
         record = http.get(f"/v1/queries/{id}?wait=10").json()

@@ -141,7 +141,7 @@ def test_client_reads_event_streams_of_any_valid_form(reader: Callable[..., Any]
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("data", ["<html>", "[]", "null", "[" * 100_000], ids=lambda data: data[:6])
-def test_an_event_that_is_no_object_is_a_query_error(reader: Callable[..., Any], data: str) -> None:
+def test_malformed_event_raises_query_error(reader: Callable[..., Any], data: str) -> None:
     with pytest.raises(QueryError, match="an event of the server is no JSON object"):
         reader(f"id: 1\nevent: delta\ndata: {data}\n\n".encode())
 
@@ -169,7 +169,7 @@ REPLIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_reply_that_is_no_query_is_a_query_error(name: str) -> None:
+def test_malformed_query_reply_raises_query_error(name: str) -> None:
     reply = REPLIES[name]
     text = reply if isinstance(reply, str) else json.dumps(reply)
     transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
@@ -181,7 +181,7 @@ def test_a_reply_that_is_no_query_is_a_query_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[]", b'{"error": "x"}', b"[" * 100_000], ids=lambda it: it[:6])
-def test_a_refusal_of_any_form_is_a_query_error(content: bytes) -> None:
+def test_refusal_of_any_form_raises_query_error(content: bytes) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(503, content=content))
     with TeolaClient("http://teola", transport=transport) as client, pytest.raises(QueryError, match="answered 503"):
         client.get("q")

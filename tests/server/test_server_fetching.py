@@ -185,7 +185,7 @@ def test_host_names_are_normalized_and_matched() -> None:
 # ------------------------------------------------------------ what is fetched
 
 
-def test_a_document_is_fetched(port: int) -> None:
+def test_document_at_a_public_address_is_fetched(port: int) -> None:
     case = Case(port)
     fetched = case.fetch("http://example.org/a/page.html?q=1#part")
     assert (fetched.type, fetched.name) == ("text/html", "page.html")

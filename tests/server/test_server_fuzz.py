@@ -378,7 +378,7 @@ NO_OBJECTS = [
 @pytest.mark.parametrize(
     "path", [*sorted(FULL), "/v1/files", "/v1/queries/x/resume", "/v1/queries/x/cancel", "/pages/tickets/x"]
 )
-def test_body_that_is_no_object_is_refused(http: httpx.Client, path: str, type: str, content: bytes) -> None:
+def test_non_object_body_is_refused(http: httpx.Client, path: str, type: str, content: bytes) -> None:
     response = http.post(path, content=content, headers={"Content-Type": type} if type else {})
 
     assert 400 <= response.status_code < 500, response.text

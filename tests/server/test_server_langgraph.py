@@ -151,7 +151,7 @@ def test_empty_service_file_is_refused() -> None:
         ServiceConfig.parse("name: empty")
 
 
-def test_command_serves_a_file(tmp_path: Path) -> None:
+def test_serve_command_serves_a_langgraph_file(tmp_path: Path) -> None:
     """In a process of its own, from another folder, with variables of the file."""
     write_project(tmp_path / "project", {"chat": f"{AGENT}:chat"}, env="./.env")
     (tmp_path / "project" / ".env").write_text("PROJECT_SETTING=1\n")
@@ -168,7 +168,7 @@ def test_command_serves_a_file(tmp_path: Path) -> None:
     assert first_line.startswith("serving chat at http://127.0.0.1:"), errors
 
 
-def test_file_of_the_documentation_is_read(tmp_path: Path) -> None:
+def test_langgraph_file_of_the_documentation_is_read(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "serve-apps.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```json\n(.*?)^```$", text) if '"graphs"' in block]
     write_project(tmp_path, {})
@@ -182,7 +182,7 @@ def test_file_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert {name: load(app.object).fast is not None for name, app in config.apps.items()} == {"agent": True}
 
 
-def test_help_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_help_mentions_langgraph_json(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve(parser.add_subparsers())
 

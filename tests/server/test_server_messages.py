@@ -308,7 +308,7 @@ def test_required_tool_choice_gives_a_tool_call(client: anthropic.Anthropic, cho
     assert message.stop_reason == "tool_use"
 
 
-def test_tools_that_may_not_be_called(client: anthropic.Anthropic) -> None:
+def test_tool_choice_none_gives_no_tool_call(client: anthropic.Anthropic) -> None:
     choice: Any = {"type": "none"}
 
     message = client.messages.create(model="llm", max_tokens=60, messages=HELLO, tools=[TOOL], tool_choice=choice)
@@ -375,7 +375,7 @@ def test_tokens_of_an_app_are_not_counted(client: anthropic.Anthropic) -> None:
         client.messages.count_tokens(model="graph", messages=HELLO)
 
 
-def test_models_in_the_form_of_the_protocol(server: Served, client: anthropic.Anthropic) -> None:
+def test_model_list_follows_the_anthropic_protocol(server: Served, client: anthropic.Anthropic) -> None:
     names = [model.id for model in client.models.list()]
 
     assert {"llm", "embedder", "graph"} <= set(names)

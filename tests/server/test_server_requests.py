@@ -197,19 +197,19 @@ def test_empty_value_is_not_treated_as_missing(http: httpx.Client, path: str, mo
     assert_refused(post(http, path, {**BODIES[path], **more}), next(iter(more)))
 
 
-def test_zeros_reach_the_engine(http: httpx.Client) -> None:
+def test_zero_temperature_and_seed_reach_the_engine(http: httpx.Client) -> None:
     chat(http, temperature=0, seed=0)
 
     assert (LLM.samplings[-1].temperature, LLM.samplings[-1].seed) == (0, 0)
 
 
-def test_empty_instructions_are_a_message(http: httpx.Client) -> None:
+def test_empty_instructions_become_a_system_message(http: httpx.Client) -> None:
     post(http, "responses", {**BODIES["responses"], "instructions": ""})
 
     assert [(one.role, one.content) for one in LLM.prompts[-1].messages] == [("system", ""), ("user", "q")]
 
 
-def test_thread_of_number_zero_is_a_thread(http: httpx.Client) -> None:
+def test_thread_id_zero_names_a_thread(http: httpx.Client) -> None:
     for text in ("one", "two"):
         answer = content_of(chat(http, "remembers", [{"role": "user", "content": text}], metadata={"thread_id": 0}))
 
@@ -222,7 +222,7 @@ def test_thread_without_a_name_is_refused(http: httpx.Client, name: Any) -> None
 
 
 @pytest.mark.parametrize("value", ["", 0, False, {}])
-def test_documents_of_a_form_are_a_list(http: httpx.Client, value: Any) -> None:
+def test_non_list_documents_of_a_form_are_refused(http: httpx.Client, value: Any) -> None:
     query = json.dumps({"model": "llm", "input": "q", "documents": value})
 
     assert_refused(http.post("/v1/queries", files={"query": (None, query)}), "documents")
@@ -431,7 +431,7 @@ def test_invalid_app_inputs_are_refused(http: httpx.Client, model: str, inputs: 
 
 
 @pytest.mark.parametrize("inputs", ["{bad", '"\\ud800"', "[" * 5000, "NaN", "1e999", "9" * 5000])
-def test_inputs_that_are_no_json_are_refused(http: httpx.Client, inputs: str) -> None:
+def test_malformed_json_inputs_are_refused(http: httpx.Client, inputs: str) -> None:
     assert_refused(chat(http, "chain", metadata={"inputs": inputs}), "metadata")
 
 
@@ -456,7 +456,7 @@ def test_field_that_json_cannot_carry_is_named(http: httpx.Client, path: str, na
 
 
 @pytest.mark.parametrize("depth", [150, 300, 900])
-def test_deep_nesting_is_refused(http: httpx.Client, depth: int) -> None:
+def test_deeply_nested_field_is_refused(http: httpx.Client, depth: int) -> None:
     value: Any = 1
     for _ in range(depth):
         value = {"x": value}

@@ -97,7 +97,7 @@ MALFORMED: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_reply_is_502(http: httpx.Client, upstream: FixedReplies, path: str, name: str) -> None:
+def test_malformed_reply_is_502(http: httpx.Client, upstream: FixedReplies, path: str, name: str) -> None:
     upstream.reply_with(MALFORMED[name])
 
     answer = post(http, path, stream=False)
@@ -127,9 +127,7 @@ MALFORMED_CHUNKS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("name", MALFORMED_CHUNKS)
-def test_a_stream_that_begins_malformed_is_502(
-    http: httpx.Client, upstream: FixedReplies, path: str, name: str
-) -> None:
+def test_stream_that_begins_malformed_is_502(http: httpx.Client, upstream: FixedReplies, path: str, name: str) -> None:
     upstream.stream(*MALFORMED_CHUNKS[name])
 
     answer = post(http, path, stream=True)
@@ -138,7 +136,7 @@ def test_a_stream_that_begins_malformed_is_502(
     assert upstream.base_url in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_becomes_malformed_ends_with_an_error_of_the_engine(
+def test_stream_that_becomes_malformed_ends_with_an_error_of_the_engine(
     http: httpx.Client, upstream: FixedReplies
 ) -> None:
     upstream.stream(*CHUNKS[:2], chunk({"content": 5}))

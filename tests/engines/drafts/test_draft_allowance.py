@@ -90,7 +90,7 @@ def test_savings_count_more_when_freed_slots_are_reused() -> None:
     assert allowance.debt(ROWS, 0.2), "it pays for itself there only"
 
 
-def test_numbers_of_rows_are_apart() -> None:
+def test_debts_of_different_row_counts_are_separate() -> None:
     allowance = StepAllowance()
     allowance.charge_search(16, 50.0)
     assert allowance.debt(16, 0.0) == allowance.debt(13, 0.0) > 0 == allowance.debt(ROWS, 0.0)

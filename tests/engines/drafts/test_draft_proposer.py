@@ -70,7 +70,7 @@ def proposer(tokens: int, **options: Any) -> DraftProposer:
         return DraftProposer(config)
 
 
-def test_a_row_copies_its_prompt() -> None:
+def test_row_copies_from_its_prompt() -> None:
     batch = Batch()
     batch.join("a", [1, *PASSAGE])
     assert batch.step(a=PASSAGE[:2]) == {"a": PASSAGE[2:6]}
@@ -189,7 +189,7 @@ def test_forget_drops_outputs_of_running_and_ended_requests() -> None:
     assert batch.step(c=PASSAGE[:2])["c"] == [], "nor is what ran kept when it ends"
 
 
-def test_lookup_can_be_off() -> None:
+def test_prompt_lookup_can_be_disabled() -> None:
     batch = Batch(lookup=False)
     batch.join("a", [1, *PASSAGE])
     assert batch.step(a=PASSAGE[:2])["a"] == []

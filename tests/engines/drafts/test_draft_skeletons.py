@@ -97,7 +97,7 @@ def test_earlier_call_is_preferred_to_form_while_it_matches() -> None:
     assert made.draft(MOST) == [5], "another tool: what has agreed longer"
 
 
-def test_a_text_is_encoded_piece_by_piece() -> None:
+def test_text_is_encoded_piece_by_piece() -> None:
     assert encode_with_gaps("ab|c||d", "|", lambda text: [ord(char) for char in text]) == [
         97,
         98,

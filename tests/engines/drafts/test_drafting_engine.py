@@ -165,7 +165,7 @@ def test_partly_correct_forms_change_no_output(session_llm: SessionLlm, words: s
 
 
 @pytest.mark.long
-async def test_processors_of_logits_are_served_undrafted() -> None:
+async def test_requests_with_logits_processors_are_not_drafted() -> None:
     """vLLM takes none beside drafts, so that `auto` drafts nothing."""
     processors = ["vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
     engine = VllmEngine("llm", str(llama.make()), engine_args={"logits_processors": processors, "max_model_len": 256})

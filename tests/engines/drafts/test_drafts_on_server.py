@@ -61,7 +61,7 @@ async def answered(llm: OpenAIServer, payload: Generate, drafts: Sequence[str] =
 _numbers = iter(range(1 << 30))
 
 
-async def test_answers_are_those_of_a_server_without_the_flags(vllm_api: ApiServer, drafting: ApiServer) -> None:
+async def test_answers_equal_those_of_a_server_without_drafts(vllm_api: ApiServer, drafting: ApiServer) -> None:
     """Side by side, sampled ones with seeds among them, drafts of all kinds."""
     given = [case for case in cases(3, 120) if case.payload.sampling.greedy or case.payload.sampling.seed is not None]
     async with engine(vllm_api) as plain, engine(drafting, drafts=True) as drafted:
