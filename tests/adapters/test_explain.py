@@ -332,7 +332,7 @@ def test_slower_call_is_described_as_slower() -> None:
     )
 
 
-def test_time_without_calls_counts_as_no_loss() -> None:
+def test_time_without_model_calls_counts_as_no_loss() -> None:
     graph, trace = side_by_side(1.0)
 
     assert describe_measured_gain(trace, graph).startswith("no gain in the last call (2.00 s)")

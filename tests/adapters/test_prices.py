@@ -144,7 +144,7 @@ def test_cost_counts_calls_at_every_entry_point(entry: str, server: FakeServer) 
     assert not cost.wasted.models
 
 
-def test_trace_of_each_query_of_a_batch_has_its_own_calls(server: FakeServer) -> None:
+def test_trace_of_each_batch_query_has_its_own_calls(server: FakeServer) -> None:
     fast = accelerate(two_calls(server), prices=PRICES)
 
     fast.batch([{"x": "oats"}, {"x": "ivy"}, {"x": "oak"}])

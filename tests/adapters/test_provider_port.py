@@ -104,7 +104,7 @@ async def test_a_cancelled_request_ends_once(prefetcher: Asked) -> None:
     assert ended.values == {}
 
 
-async def test_a_request_that_is_cancelled_before_it_starts_is_not_prefetched(prefetcher: Asked) -> None:
+async def test_request_cancelled_before_it_starts_is_not_prefetched(prefetcher: Asked) -> None:
     ended, entry = Ended(), work("one")
     enqueue(ended.port, entry)
     ended.port.cancel([entry])

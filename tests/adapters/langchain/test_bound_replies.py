@@ -181,7 +181,7 @@ def test_raw_responses_of_the_client_have_the_headers(server: FixedReplies, mode
     assert json.loads(raw.text) == COMPLETION
 
 
-async def test_raw_responses_of_the_client_for_a_loop_have_the_headers(
+async def test_raw_responses_of_the_async_client_have_the_headers(
     server: FixedReplies, models: tuple[ChatOpenAI, Any]
 ) -> None:
     server.stream(*CHUNKS, x_request_id="r-7")

@@ -65,7 +65,7 @@ def test_results_events_and_requests_are_the_originals(build: Build, way: str) -
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
 @pytest.mark.parametrize("build", GAINING.values(), ids=GAINING)
-def test_calls_for_the_items_do_not_wait_for_a_call_that_they_do_not_need(build: Build, way: str) -> None:
+def test_calls_for_the_items_do_not_wait_for_unneeded_calls(build: Build, way: str) -> None:
     model = HostedModel()
 
     observe(accelerate(build(model)), way, INPUT)
@@ -73,7 +73,7 @@ def test_calls_for_the_items_do_not_wait_for_a_call_that_they_do_not_need(build:
     assert model.most_at_once == 3
 
 
-def test_report_says_when_the_calls_start() -> None:
+def test_report_names_when_calls_of_a_map_start() -> None:
     starts = [
         {row.name: row.start for row in accelerate(build(HostedModel())).report().calls}
         for build in (mapped_chain, two_steps)
@@ -95,7 +95,7 @@ class Uneven(HostedModel):
         return self._end(prompt)
 
 
-def test_second_step_of_an_item_does_not_wait_for_the_first_step_of_others() -> None:
+def test_second_step_of_an_item_does_not_wait_for_others() -> None:
     model = Uneven(answered=[])
 
     accelerate(two_steps(model)).invoke(INPUT)

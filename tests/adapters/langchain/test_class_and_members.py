@@ -346,7 +346,7 @@ def test_copy_works_if_a_copy_of_the_original_works(name: str, way: str) -> None
     assert without_ids(results[0]) == without_ids(results[1])
 
 
-def test_a_copy_has_a_state_of_its_own() -> None:
+def test_copy_has_its_own_state() -> None:
     fast = accelerate(Farm(k=1))
     copied = copy.copy(fast)
     copied.k = 3
@@ -354,7 +354,7 @@ def test_a_copy_has_a_state_of_its_own() -> None:
     assert len(copied.invoke("oats")) == 3
 
 
-def test_a_copy_of_a_bound_model_has_a_state_of_its_own() -> None:
+def test_copy_of_a_bound_model_has_its_own_state() -> None:
     with EnginePool.local(fake_engines()) as pool:
         model = chat()
         fast = accelerate(model, pool=pool, bind=[(model, "llm")])
@@ -367,7 +367,7 @@ def test_a_copy_of_a_bound_model_has_a_state_of_its_own() -> None:
 # ------------------------------------------------------------ members of single classes
 
 
-def test_a_retriever_is_searched_for_the_question_in_a_retrieval_chain() -> None:
+def test_retriever_in_a_retrieval_chain_gets_the_question() -> None:
     farm = Farm(queries=[])
     create_retrieval_chain(accelerate(farm), answer_chain()).invoke({"input": "oats"})
     assert farm.queries == ["oats"]
@@ -569,14 +569,14 @@ def test_an_accelerated_object_equals_its_original() -> None:
     assert accelerate(original) != RunnablePassthrough(lambda x: x)
 
 
-def test_an_object_of_a_generic_class_has_the_name_of_the_original() -> None:
+def test_accelerated_generic_runnable_has_the_originals_name() -> None:
     original = RunnableBranch[int, int]((lambda x: x > 0, lambda x: x + 1), lambda x: x - 1)
     fast = accelerate(original)
     assert fast.get_name() == original.get_name() == "RunnableBranch"
     assert fast.get_input_jsonschema() == original.get_input_jsonschema()
 
 
-def test_a_method_that_is_patched_on_an_accelerated_object_is_called_once() -> None:
+def test_method_patched_on_an_accelerated_object_is_called_once() -> None:
     class Length(Runnable[str, int]):
         def invoke(self, input: str, config: Any = None, **kwargs: Any) -> int:
             return len(input)
@@ -597,7 +597,7 @@ async def test_bound_event_version_is_used_by_astream_events() -> None:
     assert (await stream.output).text == "answer"
 
 
-def test_a_method_that_is_patched_on_an_accelerated_graph_is_called_once() -> None:
+def test_method_patched_on_an_accelerated_graph_is_called_once() -> None:
     class Counter(TypedDict):
         count: int
 

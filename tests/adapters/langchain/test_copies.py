@@ -69,7 +69,7 @@ def test_unpicklable_original_makes_pickling_raise_the_same_error() -> None:
         pickle.dumps(accelerate(chain))
 
 
-def test_a_deep_copy_has_its_own_objects_and_shares_the_pool() -> None:
+def test_deep_copy_has_its_own_objects_and_shares_the_pool() -> None:
     with EnginePool.local(fake_engines()) as pool:
         ledger = Counts()
         chain = many(ledger) | itemgetter("b") | RunnableLambda(str.upper) | ChatTeola(pool=pool)

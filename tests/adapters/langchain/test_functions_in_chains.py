@@ -351,7 +351,7 @@ def test_error_of_a_prefetched_call_is_the_originals(build: Build, way: str) -> 
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-def test_no_call_of_a_function_is_made_if_a_step_before_it_raises(way: str) -> None:
+def test_function_makes_no_call_if_an_earlier_step_raises(way: str) -> None:
     def ask_twice(inputs: Any) -> list[Any]:
         return [model.invoke("plan oats").content, model.invoke("note oats").content]
 
@@ -367,7 +367,7 @@ def test_no_call_of_a_function_is_made_if_a_step_before_it_raises(way: str) -> N
     assert model.prompts == []
 
 
-def test_step_that_raises_after_a_function_raises_as_in_the_original() -> None:
+def test_step_after_a_function_raises_the_originals_error() -> None:
     def refuse(notes: list[str]) -> None:
         raise PermissionError(", ".join(notes))
 

@@ -147,7 +147,7 @@ def test_no_call_is_made_twice_in_any_interleaving(make: Callable[[Ledger], Chai
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch", "abatch"])
-def test_independent_steps_overlap(way: str) -> None:
+def test_calls_of_independent_steps_overlap(way: str) -> None:
     inputs = 3 if "batch" in way else 1
     alone, ledger = Ledger(), Ledger(meet=3 * inputs)
     plain = observe(three_assigns(alone), way, QUESTION)

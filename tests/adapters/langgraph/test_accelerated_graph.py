@@ -116,7 +116,7 @@ def test_copy_of_an_accelerated_graph_keeps_changed_attributes(pool: EnginePool)
     assert fast.copy().step_timeout == 7
 
 
-def test_a_graph_in_a_chain_joins_the_query_of_the_chain(pool: EnginePool) -> None:
+def test_graph_in_a_chain_joins_the_query_of_the_chain(pool: EnginePool) -> None:
     plain = RunnableLambda(lambda text: {"question": text}) | chains(pool).compile() | (lambda state: state["second"])
     fast = accelerate(plain, pool=pool)
     assert fast.invoke("why") == plain.invoke("why")

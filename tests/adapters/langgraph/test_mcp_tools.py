@@ -216,7 +216,7 @@ def test_tool_interceptor_disables_prefetch_of_tools(at: World, server: WeatherS
     asyncio.run(main())
 
 
-def test_error_of_the_tool_reaches_the_model_as_in_the_original(at: World, server: WeatherServer) -> None:
+def test_tool_error_reaches_the_model_as_in_the_original(at: World, server: WeatherServer) -> None:
     async def main() -> None:
         tools = await server.client().get_tools()
         pieces = [call("broken", city="Rome"), lambda: bool(server.received())]

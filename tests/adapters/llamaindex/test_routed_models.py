@@ -261,7 +261,7 @@ def test_llm_on_served_server_created_in_step_uses_the_engine(stub: Stub) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_report_lists_prefetched_calls_of_a_model_on_a_served_server(stub: Stub) -> None:
+def test_report_lists_prefetched_calls_of_an_llm_on_served_server(stub: Stub) -> None:
     llm = OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True)
     index = SummaryIndex.from_documents([Document(text=text) for text in ("oats", "ivy", "grass")])
     fast = accelerate(index.as_query_engine(llm=llm, response_mode="accumulate"), engines="auto")

@@ -323,7 +323,7 @@ def test_a_query_engine_sends_the_requests_of_the_original(
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("way", RETRIEVALS)
-def test_a_retriever_that_writes_queries_sends_the_requests_of_the_original(
+def test_query_writing_retriever_sends_the_requests_of_the_original(
     way: str, side: str, servers: dict[str, Server]
 ) -> None:
     assert_same_requests(servers[side], fused, RETRIEVALS[way])
