@@ -1,6 +1,6 @@
 """Random programs that write: the answer, what is stored in the end and what searches saw are the plain object's.
 
-`TEOLA_TEST_SEED` sets the first seed. A failure prints the program, made small, for `test_found.py`.
+`TEOLA_TEST_SEED` sets the first seed. A failure prints the program, made small, for `test_regressions.py`.
 """
 
 from __future__ import annotations

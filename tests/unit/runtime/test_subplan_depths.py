@@ -1,4 +1,4 @@
-"""How deep parts stand in the whole query, and which of them are a gang."""
+"""The depths of subplans in the whole query, and which of them are a gang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of `ChatOpenAI` that an engine carries: what goes with them, and what becomes of them."""
+"""Requests of `ChatOpenAI` that an engine carries: their headers, credentials, errors and limits."""
 
 from __future__ import annotations
 

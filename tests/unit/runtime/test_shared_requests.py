@@ -1,4 +1,4 @@
-"""Work that several parts of one query ask for is done once, and is as it would be for one."""
+"""Requests that several parts of one query need are made once, with the result that one part would get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planned parts that die: the answer stays, and it is said once what was lost."""
+"""Planned parts that fail: the answer stays, and one message names the part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated applications' fake LLM writes: questions in words of the question, answers in words of its own."""
+"""Texts of the simulated applications' fake LLM: questions in words of the question, answers in words of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More is reserved than a cluster has: it is said at once, with the figures."""
+"""Pools that need more than their cluster has are refused at once, with the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random programs found, each made small: plain and accelerated, they answer and store the same."""
+"""Programs that random generation found, each made small: plain and accelerated, they answer and store the same."""
 
 from __future__ import annotations
 

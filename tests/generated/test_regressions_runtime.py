@@ -1,4 +1,4 @@
-"""What goes wrong in the runtime alone, made small."""
+"""Faults of the runtime alone that random generation found, made small."""
 
 from __future__ import annotations
 

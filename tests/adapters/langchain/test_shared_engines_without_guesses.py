@@ -1,4 +1,4 @@
-"""Engines that are not declared one's own: nothing is begun there on a guess."""
+"""Engines that are not declared dedicated: no request is made there on a guess."""
 
 from __future__ import annotations
 

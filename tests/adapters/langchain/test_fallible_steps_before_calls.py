@@ -1,4 +1,4 @@
-"""What stands before a call of the user's own model and may end the run there: then the call is not made."""
+"""Steps before a call of the user's own model that may end the run: then the call is not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that belong to the caller: any text may be asked, and what is given back is shared with nobody."""
+"""Values that belong to the caller: any text is accepted, and results are shared with nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random programs found on PostgreSQL, made small."""
+"""Programs that random generation found on PostgreSQL, made small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are changed in place while a query runs: what the user's own models are asked, and what becomes of it."""
+"""Values that are changed in place while a query runs, and the requests that the user's own models get then."""
 
 from __future__ import annotations
 

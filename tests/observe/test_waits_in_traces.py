@@ -1,4 +1,4 @@
-"""What traces say that an answer waited for, against what engines, models, tools and code really took."""
+"""The waits that traces show for an answer, against the times that engines, models, tools and code really took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that begin when they are called for, and parts that fail or end early."""
+"""Subplans that begin when they are called for, and subplans that fail or end early."""
 
 from __future__ import annotations
 
