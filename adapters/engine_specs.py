@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from teola_plugin.engines.base import Engine
+from teola_plugin.engines.openai.embedding_server import embeds_in_tei_form
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import PrimitiveKind
@@ -184,6 +185,19 @@ class EmbeddingServerSpec(ServerSpec):
     def source_line(self) -> str:
         option = ", dedicated=True" if self.dedicated else ""
         return f"EmbeddingServer(base_url={self.base_url!r}, model={self.model!r}{option})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EndpointSpec(EmbeddingServerSpec):
+    """The specification of an `EmbeddingServer` for embeddings that name the address of a server, and no model."""
+
+    def is_kind_of(self, engine: Any) -> bool:
+        is_embedder = bool(getattr(engine, "carries_embeddings", False))
+        return is_embedder and embeds_in_tei_form(self.base_url, engine.base_url)
+
+    def source_line(self) -> str:
+        option = ", dedicated=True" if self.dedicated else ""
+        return f"EmbeddingServer(base_url={self.base_url!r}{option})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,5 +1,7 @@
 """The transport of a client of the `openai` package: an engine of the pool carries chat completions, or embeddings.
 
+The clients of `huggingface_hub` use it, too, for embeddings in the form of Text Embeddings Inference (TEI).
+
 A request goes past the engine, by the client that the object came with, only where the engine never took it: requests
 of other kinds, to other addresses, or with means of their own (hooks, logins); requests that are too large for it; and
 where something here fails before anything is sent. What became of a request that was taken is told to the client as
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from teola_plugin.adapters.calls import aitems_inside, carries_embeddings, items_inside
 from teola_plugin.engines.openai import wire
-from teola_plugin.engines.openai.embedding_server import WireEmbedding
+from teola_plugin.engines.openai.embedding_server import WireEmbedding, embeds_in_tei_form
 from teola_plugin.engines.openai.envelope import Envelope, without_credentials
 from teola_plugin.engines.openai.http import broken_in, refusal_in, unsent
 from teola_plugin.errors import (
@@ -205,14 +207,17 @@ class _Transport:
     def _payload_in(self, request: Any) -> tuple[Generate | WireEmbedding, dict[str, Any]] | None:
         """Return what a request asks of the engine, and its body; None for any other request."""
         server: Any = self._pool.engine(self._engine)
-        if request.method != "POST" or not self._reaches(request.url, server):
+        url = str(request.url)
+        is_tei = carries_embeddings(server) and embeds_in_tei_form(url, str(self._http.URL(server.base_url)))
+        if request.method != "POST" or not (is_tei or self._reaches(request.url, server)):
             return None
-        if self._inner.auth is not None or any(self._inner.event_hooks.values()):
+        has_own_hooks = any(self._inner.event_hooks.values()) and not _hooks_of_hub(self._inner)
+        if self._inner.auth is not None or has_own_hooks:
             return None
         body = json.loads(request.content)
-        envelope = Envelope.of(str(request.url), request.url.params.multi_items(), request.headers.multi_items())
+        envelope = Envelope.of(url, request.url.params.multi_items(), request.headers.multi_items())
         if carries_embeddings(server):
-            return WireEmbedding.of(body, envelope), body
+            return WireEmbedding.of(body, envelope, without_credentials(url) if is_tei else ""), body
         exact = not (server.joins and wire.joinable(body))
         prompt = wire.WirePrompt.of(body, exact=exact, envelope=envelope)
         form = AnswerForm.STREAMED if body.get("stream") else AnswerForm.WHOLE
@@ -316,7 +321,17 @@ async def _within(pieces: PieceLog, seconds: float | None) -> AsyncIterator[Piec
 def _settings_of(inner: Any) -> dict[str, Any]:
     """Return the settings of a client; `inner` itself applies logins and hooks when it sends."""
     names = ("base_url", "timeout", "headers", "params", "cookies", "follow_redirects")
-    return {name: getattr(inner, name) for name in names}
+    return {name: getattr(inner, name) for name in names} | {"event_hooks": _hooks_of_hub(inner)}
+
+
+def _hooks_of_hub(inner: Any) -> dict[str, list[Any]]:
+    """Return the hooks of a client as `huggingface_hub` makes it; none for a client with any hook of the user's.
+
+    They give a request an id, refuse it offline, and read answers that are errors. They may run more than once.
+    """
+    hooks: dict[str, list[Any]] = inner.event_hooks
+    homes = {str(getattr(one, "__module__", "")).partition(".")[0] for group in hooks.values() for one in group}
+    return hooks if homes == {"huggingface_hub"} else {}
 
 
 class EngineTransport(_Transport):

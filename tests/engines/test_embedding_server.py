@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.deployment.engine_factory import engines_here
 from teola_plugin.engines import EmbeddingServer, RerankingServer
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
-from teola_plugin.engines.openai.embedding_server import WireEmbedding
+from teola_plugin.engines.openai.embedding_server import WireEmbedding, embeds_in_tei_form
 from teola_plugin.engines.openai.envelope import Envelope
 from teola_plugin.engines.openai.http import refusal_in
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable
@@ -62,6 +63,11 @@ def carried(inputs: Any, key: str = "one", **fields: Any) -> WireEmbedding:
     return WireEmbedding.of({"input": inputs, "model": MODEL, "encoding_format": "float", **fields}, envelope)
 
 
+def carried_in_tei_form(stub: EmbeddingStub, inputs: list[str], key: str = "one", **fields: Any) -> WireEmbedding:
+    envelope = Envelope.of(stub.url, (), [("authorization", f"Bearer {key}")])
+    return WireEmbedding.of({"inputs": inputs, **fields}, envelope, stub.url)
+
+
 # ------------------------------------------------------------ the contract of engines
 
 
@@ -92,6 +98,9 @@ class TestBase64(EmbeddingConformance):
 
 class TestTei(EmbeddingConformance):
     form = "tei"
+
+    def payloads(self, kind: PrimitiveKind) -> list[Any]:
+        return [*super().payloads(kind), carried_in_tei_form(self.stub, ["a", "b"])]
 
 
 class TestLlamaCpp(EmbeddingConformance):
@@ -434,3 +443,59 @@ def test_api_keys_are_not_in_repr() -> None:
     payload = carried(["a"], key="secret-key")
     assert "secret" not in repr(payload)
     assert pickle.loads(pickle.dumps(payload)) == payload
+
+
+# ------------------------------------------------------------ requests in TEI's form
+
+
+def single_connection(stub: EmbeddingStub) -> EmbeddingServer:
+    return EmbeddingServer(base_url=stub.base_url, model=MODEL, max_connections=1, check=False)
+
+
+async def test_requests_in_tei_form_share_an_http_request() -> None:
+    with embedding_stub("tei") as stub:
+        payloads = [carried_in_tei_form(stub, inputs) for inputs in (["a"], ["b", "c"], ["d"])]
+        answers = await started(single_connection(stub), *payloads)
+        assert stub.log == [("/", {"inputs": ["a", "b", "c", "d"]})]
+    expected = [[vector_of("a")], [vector_of("b"), vector_of("c")], [vector_of("d")]]
+    assert [json.loads(answer.response) for answer in answers] == expected
+
+
+async def test_requests_in_tei_form_stay_apart_if_their_key_or_arguments_differ() -> None:
+    with embedding_stub("tei") as stub:
+        payloads = [
+            carried_in_tei_form(stub, ["a"]),
+            carried_in_tei_form(stub, ["b"], truncate=True),
+            carried_in_tei_form(stub, ["c"], key="two"),
+            carried(["d"]),
+        ]
+        await started(single_connection(stub), *payloads)
+        bodies = [(path, body.get("inputs", body.get("input"))) for path, body in stub.log]
+    assert bodies == [("/", ["a"]), ("/", ["b"]), ("/", ["c"]), ("/v1/embeddings", ["d"])]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+async def test_request_in_tei_form_that_the_server_refuses_fails_alone(status: int) -> None:
+    with embedding_stub("tei") as stub:
+        stub.replace = lambda path, body: (status, {}, {"error": "no"}) if "bad" in body["inputs"] else None
+        payloads = [carried_in_tei_form(stub, [text]) for text in ("a", "bad", "b", "c")]
+        answers = await started(single_connection(stub), *payloads)
+    assert [json.loads(answers[number].response) for number in (0, 2, 3)] == [[vector_of(one)] for one in "abc"]
+    assert refusal_in(answers[1]).status == status
+
+
+@pytest.mark.parametrize("reply", [{"error": "none"}, [[1.0]], "text"])
+async def test_answer_in_tei_form_that_cannot_be_divided_is_asked_for_one_by_one(reply: Any) -> None:
+    with embedding_stub("tei") as stub:
+        stub.replace = lambda path, body: (200, {}, reply) if len(body["inputs"]) > 1 else None
+        payloads = [carried_in_tei_form(stub, [text]) for text in "ab"]
+        answers = await started(single_connection(stub), *payloads)
+    assert [json.loads(answer.response) for answer in answers] == [[vector_of("a")], [vector_of("b")]]
+
+
+@pytest.mark.parametrize("base_url", ["http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"])
+def test_addresses_at_which_tei_embeds_in_its_own_form(base_url: str) -> None:
+    embedding = ["http://x:1", "http://x:1/", "http://x:1/embed", "http://key@x:1/embed?version=2"]
+    other = ["http://x:1/v1", "http://x:1/embeddings", "http://x:1/embed_all", "http://x:2", "http://x:1/a/embed"]
+    assert all(embeds_in_tei_form(url, base_url) for url in embedding)
+    assert not any(embeds_in_tei_form(url, base_url) for url in other)

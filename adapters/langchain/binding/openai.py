@@ -4,6 +4,8 @@ The provider method of the object's own class runs on a private copy of the obje
 hands chat completions, or requests for embeddings, to the engine. So prompts, parameters, token lists, messages, errors
 and retries are the object's. What the engine cannot do goes the object's way.
 
+`HuggingFaceEndpointEmbeddings` do the same, with copies of their clients of `huggingface_hub`.
+
 A `CohereRerank` likewise keeps its code; in place of its client an engine scores the documents.
 """
 
@@ -36,6 +38,7 @@ from teola_plugin.adapters.openai_transport import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.routing import WORKER, EngineRoute, ServerModel
+from teola_plugin.engines.openai.embedding_server import embeds_in_tei_form
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers
 from teola_plugin.errors import RegistrationError
@@ -48,12 +51,20 @@ from teola_plugin.shims.langchain import (
     prompt_value,
 )
 from teola_plugin.shims.langchain_interceptors import interceptors, run_manager_in
-from teola_plugin.shims.openai import client_of_resource, cohere_server, has_dynamic_key, http_client
+from teola_plugin.shims.openai import (
+    client_of_resource,
+    cohere_server,
+    has_dynamic_key,
+    http_client,
+    inference_address,
+    inference_client_on,
+)
 from teola_plugin.shims.pydantic import of_class
 from teola_plugin.tracer.leaf import GenerationLeaf
 
 _FORMS: Mapping[bool | None, Literal["", "whole", "unknown"]] = {None: "whole", False: "", True: "unknown"}
 """Whether a model always streams, or never (None: neither) -> the form of its leaf."""
+_ENDPOINT = "HuggingFaceEndpointEmbeddings"
 _FOR_TRACES = ("ls_structured_output_format", "structured_output_format")
 """Arguments that LangChain takes out before it calls a model."""
 
@@ -126,6 +137,48 @@ def carried_embeddings(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Call
         clients["client"] = sync.copy(http_client=EngineTransport.client(http_client(sync), *route)).embeddings
     carrying = AsyncEngineTransport.client(http_client(on_loop), *route)
     clients["async_client"] = on_loop.copy(http_client=carrying).embeddings
+    copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, clients, {})
+    return CarriedModel(copy, route), lambda _: snapshot.holds()
+
+
+def is_endpoint_embeddings(obj: Any) -> bool:
+    """Return True for `HuggingFaceEndpointEmbeddings` of `langchain-huggingface`."""
+    cls = getattr(sys.modules.get("langchain_huggingface.embeddings.huggingface_endpoint"), _ENDPOINT, None)
+    return cls is not None and isinstance(obj, cls)
+
+
+def endpoint_address(obj: Any) -> tuple[str, str]:
+    """Return the address of the server of `HuggingFaceEndpointEmbeddings`, and the reason if no engine can carry them.
+
+    One of both is empty.
+    """
+    addresses = {inference_address(client) for client in (obj.client, obj.async_client)}
+    if None in addresses:
+        return "", "one of its clients is not an InferenceClient of huggingface_hub 1 or newer"
+    if len(addresses) > 1:
+        return "", "its two clients talk to different addresses"
+    address = str(addresses.pop())
+    return address, "" if address else "it names a model on Hugging Face's hub, not the address of a server"
+
+
+def carried_endpoint_embeddings(obj: Any, route: EngineRoute) -> tuple[CarriedModel, Callable[[Any], bool]]:
+    """Return the worker of `HuggingFaceEndpointEmbeddings`, and a function that tells if it still stands for them.
+
+    Raises `RegistrationError` where no engine can carry their requests, or the engine's server is another one.
+    """
+    address, reason = endpoint_address(obj)
+    if reason:
+        raise differs(obj, reason, "leave it unbound")
+    server: Any = route.pool.engine(route.engine)
+    if not embeds_in_tei_form(address, server.base_url):
+        url = without_credentials(address).rstrip("/")
+        reason = f"it talks to {url}, the engine {server.name!r} to {server.base_url}"
+        raise differs(obj, reason, f"EmbeddingServer(base_url={url.removesuffix('/embed')!r})")
+    snapshot = FieldSnapshot([obj, obj.client, obj.async_client])
+    clients = {
+        "client": inference_client_on(obj.client, lambda http: EngineTransport.client(http, *route)),
+        "async_client": inference_client_on(obj.async_client, lambda http: AsyncEngineTransport.client(http, *route)),
+    }
     copy = of_class(subclass_of(type(obj), _Worker, WORKER), obj, clients, {})
     return CarriedModel(copy, route), lambda _: snapshot.holds()
 

@@ -17,6 +17,7 @@ from langchain_core.vectorstores import VectorStore
 from teola_plugin.adapters.automatic_engines import PROCESS, Serving, serve
 from teola_plugin.adapters.engine_specs import (
     EmbeddingServerSpec,
+    EndpointSpec,
     EngineSpec,
     RerankingServerSpec,
     SpecOrReason,
@@ -29,7 +30,9 @@ from teola_plugin.adapters.langchain.binding.huggingface import is_cross_encoder
 from teola_plugin.adapters.langchain.binding.openai import (
     address_of_embeddings,
     address_of_reranker,
+    endpoint_address,
     is_cohere_rerank,
+    is_endpoint_embeddings,
     is_openai_chat,
     is_openai_embeddings,
     server_model_of,
@@ -43,6 +46,7 @@ from teola_plugin.adapters.langchain.binding.workers import (
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.reachable import MAX_OBJECTS, reachable, referents
 from teola_plugin.adapters.routing import ROUTE, EngineRoute, RoutingRules, ServerModel
+from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.langchain import sentence_transformer
@@ -99,7 +103,7 @@ def _parts(node: Any) -> Iterable[Any]:
 
 _WITHOUT_MODELS = frozenset(
     {"asyncio", "chromadb", "faiss", "httpx", "httpx2", "logging", "numpy", "openai", "threading", "tokenizers"}
-    | {"sentence_transformers", "torch", "transformers"}
+    | {"huggingface_hub", "sentence_transformers", "torch", "transformers"}
 )
 """Packages whose objects hold no model of the user's."""
 
@@ -170,6 +174,10 @@ def engine_for(obj: Any, *, starts_engines: bool) -> SpecOrReason:
     if is_openai_embeddings(obj):
         url, key = address_of_embeddings(obj), getattr(obj.openai_api_key, "get_secret_value", lambda: None)()
         return server_spec(url, obj.model, key, dedicated=starts_engines, kind=EmbeddingServerSpec)
+    if is_endpoint_embeddings(obj):
+        url, reason = endpoint_address(obj)
+        root = without_credentials(url).rstrip("/").removesuffix("/embed")
+        return reason or server_spec(root, "", None, dedicated=starts_engines, kind=EndpointSpec)
     if is_cohere_rerank(obj):
         key = getattr(obj.cohere_api_key, "get_secret_value", lambda: None)()
         return server_spec(address_of_reranker(obj), obj.model, key, dedicated=starts_engines, kind=RerankingServerSpec)

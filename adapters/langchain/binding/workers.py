@@ -29,9 +29,11 @@ from teola_plugin.adapters.langchain.binding.huggingface import (
 from teola_plugin.adapters.langchain.binding.openai import (
     CarriedModel,
     carried_embeddings,
+    carried_endpoint_embeddings,
     carried_model,
     cohere_rerank_on,
     is_cohere_rerank,
+    is_endpoint_embeddings,
     is_openai_chat,
     is_openai_embeddings,
 )
@@ -87,6 +89,8 @@ def _make_worker(obj: Any, route: EngineRoute) -> tuple[Any, Callable[[Any], boo
         return cross_encoder_on(obj, engine, pool), _fields_are_kept(obj)
     if is_openai_embeddings(obj) and carries_embeddings(pool.engine(engine)):
         return carried_embeddings(obj, route)
+    if is_endpoint_embeddings(obj) and carries_embeddings(pool.engine(engine)):
+        return carried_endpoint_embeddings(obj, route)
     if is_cohere_rerank(obj):
         return cohere_rerank_on(obj, route)
     if isinstance(obj, Embeddings):

@@ -385,8 +385,12 @@ class BatchingServer:
             self._connections, self._successes = self._connections + 1, 0
 
     async def post(self, client: httpx.AsyncClient, path: str, body: Mapping[str, Any], payload: Any) -> httpx.Response:
-        """Send a request, in the name of the client that wrote `payload` if one did. Raise EngineError if refused."""
-        response = await send_body(client, f"{self.base_url}/{path}", body, payload)
+        """Send a request, in the name of the client that wrote `payload` if one did. Raise EngineError if refused.
+
+        `path`: below `base_url`, or a whole address.
+        """
+        url = path if path.startswith(("http://", "https://")) else f"{self.base_url}/{path}"
+        response = await send_body(client, url, body, payload)
         if response.status_code != 200:
             headers, retryable = dict(response.headers), not is_carried(payload)
             raise refusal_error(self.name, response.status_code, text_of(response), headers, retryable=retryable)

@@ -1,8 +1,8 @@
 """Engines of servers that embed or rerank.
 
 `EmbeddingServer` speaks OpenAI's `/embeddings`, as vLLM, Text Embeddings Inference (TEI), Infinity, Ollama and
-llama.cpp do. `RerankingServer` speaks `/rerank` in Cohere's form, as vLLM, Infinity, llama.cpp and Jina do, or in
-TEI's.
+llama.cpp do, and carries requests that clients wrote in TEI's own form. `RerankingServer` speaks `/rerank` in Cohere's
+form, as vLLM, Infinity, llama.cpp and Jina do, or in TEI's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from teola_plugin.engines.openai.batching_server import BatchingServer
-from teola_plugin.engines.openai.envelope import Envelope
-from teola_plugin.engines.openai.http import text_of
+from teola_plugin.engines.openai.envelope import Envelope, without_credentials
+from teola_plugin.engines.openai.http import root_of, text_of
 from teola_plugin.engines.openai.wire import Headers, MalformedReply, parse_json, parse_object
 from teola_plugin.errors import ConfigError
 from teola_plugin.graph import PrimitiveKind
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WireEmbedding:
-    """A request for `/embeddings` that a client of the `openai` package wrote; it is sent in that client's name."""
+    """A request for vectors that a client of `openai` or `huggingface_hub` wrote; it is sent in that client's name."""
 
     body: str
     """JSON of the request."""
@@ -43,15 +43,19 @@ class WireEmbedding:
     group: str = field(repr=False)
     """All that decides the vectors besides the inputs: address, headers, and the other fields of the body."""
     envelope: Envelope = field(repr=False)
+    tei_url: str = ""
+    """The address of a request in TEI's form (`{"inputs": [...]}`, answered by a list of vectors), without passwords.
+    Empty for a request in OpenAI's form, which goes to `{base_url}/embeddings`."""
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], envelope: Envelope) -> WireEmbedding:
+    def of(cls, body: Mapping[str, Any], envelope: Envelope, tei_url: str = "") -> WireEmbedding:
         """Return the request for a body that a client wrote, with the group of requests that may be sent with it."""
-        inputs = _input_list(body.get("input"))
+        inputs_name = "inputs" if tei_url else "input"
+        inputs = _input_list(body.get(inputs_name))
         kind = "tokens" if inputs and not isinstance(inputs[0], str) else "texts"
-        other_fields = {name: value for name, value in body.items() if name != "input"}
+        other_fields = {name: value for name, value in body.items() if name != inputs_name}
         group = json.dumps([envelope.identity, kind, other_fields], sort_keys=True)
-        return cls(json.dumps(body, ensure_ascii=False), len(inputs), group, envelope)
+        return cls(json.dumps(body, ensure_ascii=False), len(inputs), group, envelope, tei_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,15 @@ def _input_list(value: Any) -> list[Any]:
     if isinstance(value, list) and not (value and all(type(one) is int for one in value)):
         return value
     return [value]
+
+
+def embeds_in_tei_form(url: str, base_url: str) -> bool:
+    """Return True for an address at which TEI embeds in its own form: its root, or `/embed` below it.
+
+    `base_url`: the server's address as OpenAI's clients write it, with or without `/v1`.
+    """
+    root = root_of(base_url.rstrip("/")).rstrip("/")
+    return without_credentials(url).rstrip("/") in (root, f"{root}/embed")
 
 
 class EmbeddingServer(BatchingServer):
@@ -93,7 +106,7 @@ class EmbeddingServer(BatchingServer):
 
     kinds = frozenset({PrimitiveKind.EMBEDDING})
     carries_embeddings = True
-    """Requests of clients of the `openai` package go over the wire as they wrote them: see `WireEmbedding`."""
+    """Requests of clients of `openai` and `huggingface_hub` go out as they wrote them: see `WireEmbedding`."""
     EXPECTED = "list of embeddings"
 
     def __init__(
@@ -196,6 +209,8 @@ class EmbeddingServer(BatchingServer):
 
     async def _carry(self, client: httpx.AsyncClient, payloads: Sequence[WireEmbedding]) -> list[WireVectors]:
         """Send requests of clients: one as it is, several as one, whose answer is divided among them."""
+        if payloads[0].tei_url:
+            return await self._carry_tei(client, payloads)
         bodies = [json.loads(payload.body) for payload in payloads]
         if len(payloads) == 1:
             response = await self.post(client, "embeddings", bodies[0], payloads[0])
@@ -211,6 +226,29 @@ class EmbeddingServer(BatchingServer):
             data = [{**entry, "index": position} if "index" in entry else entry for position, entry in part]
             answer = {**reply, "data": data} | ({} if usage is None else {"usage": usage})
             answers.append(WireVectors(json.dumps(answer, ensure_ascii=False), headers))
+            start += payload.inputs
+        return answers
+
+    async def _carry_tei(self, client: httpx.AsyncClient, payloads: Sequence[WireEmbedding]) -> list[WireVectors]:
+        """Send requests in TEI's form, as `_carry` does those in OpenAI's. Raise `EngineError` if the answer to several
+        is not a list with an entry for each input."""
+        bodies = [json.loads(payload.body) for payload in payloads]
+        if len(payloads) == 1:
+            response = await self.post(client, payloads[0].tei_url, bodies[0], payloads[0])
+            return [WireVectors(text_of(response), tuple(response.headers.multi_items()))]
+        inputs = [one for body in bodies for one in _input_list(body["inputs"])]
+        response = await self.post(client, payloads[0].tei_url, {**bodies[0], "inputs": inputs}, payloads[0])
+        try:
+            entries = parse_json(text_of(response))
+        except MalformedReply as error:
+            raise self.unusable(response, str(error)) from error
+        if not isinstance(entries, list) or len(entries) != len(inputs):
+            raise self.unusable(response, f"it is not a list of {len(inputs)} vectors")
+        headers = tuple(response.headers.multi_items())
+        answers, start = list[WireVectors](), 0
+        for payload in payloads:
+            part = entries[start : start + payload.inputs]
+            answers.append(WireVectors(json.dumps(part, ensure_ascii=False), headers))
             start += payload.inputs
         return answers
 

@@ -15,8 +15,9 @@ _CONNECTION_HEADERS = frozenset(
     {"host", "content-length", "content-type", "connection", "accept-encoding", "transfer-encoding", "keep-alive"}
 )
 """Headers that the sender creates for each connection."""
-_CLIENT_HEADERS = ("x-stainless-",)
-"""Prefixes of headers in which the `openai` package describes itself and the attempt. Its two clients differ there."""
+_CLIENT_HEADERS = ("x-stainless-", "x-amzn-trace-id")
+"""Prefixes of headers in which the `openai` package describes itself and the attempt, and `huggingface_hub` gives each
+request an id. The two clients of `openai` differ there."""
 _CLIENT_NAMES = ("OpenAI/", "AsyncOpenAI/")
 
 
@@ -35,7 +36,7 @@ class Envelope:
     def of(cls, url: str, params: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]) -> Envelope:
         """Return the envelope for a request that a client is about to send; connection headers are left out.
 
-        Headers by which the `openai` package describes itself do not count for `identity`.
+        Headers by which a client describes itself or a single request do not count for `identity`.
         """
         sent_headers = tuple((name, value) for name, value in headers if name.lower() not in _CONNECTION_HEADERS)
         deciding = sorted((name.lower(), value) for name, value in sent_headers if not _describes_client(name, value))

@@ -1,4 +1,7 @@
-"""`OpenAIEmbeddings` on an `EmbeddingServer`, by `bind=` and `engines="auto"`: the vectors of the object itself."""
+"""`OpenAIEmbeddings` and `HuggingFaceEndpointEmbeddings` on an `EmbeddingServer`, by `bind=` and `engines="auto"`.
+
+The vectors, requests and errors are those of the object itself.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
+import huggingface_hub
 import openai
 import pytest
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import OpenAIEmbeddings
+from pydantic import ValidationError
 from support.embedding_stub import MODEL, EmbeddingStub, embedding_stub, vector_of
 
 from teola_plugin import accelerate
@@ -203,3 +209,298 @@ def test_fields_set_later_on_bound_embeddings_apply_to_calls(stub: EmbeddingStub
     assert fast.invoke("a") == vector_of("a")
     model.dimensions = 4
     assert fast.invoke("a") == vector_of("a", 4)
+
+
+# ------------------------------------------------------------ HuggingFaceEndpointEmbeddings, in the form of TEI
+
+
+@pytest.fixture
+def tei() -> Iterator[EmbeddingStub]:
+    with embedding_stub("tei") as server:
+        yield server
+
+
+@pytest.fixture
+def tei_pool(tei: EmbeddingStub) -> Iterator[EnginePool]:
+    with EnginePool.local([EmbeddingServer(base_url=tei.base_url)]) as engines:
+        yield engines
+
+
+def endpoint(url: str, client_options: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Return embeddings of a server at an address: by `model=` up to langchain-huggingface 1.2.1, then by clients."""
+    pytest.importorskip("huggingface_hub", minversion="1.0")
+    cls = pytest.importorskip("langchain_huggingface").HuggingFaceEndpointEmbeddings
+    settings = {"huggingfacehub_api_token": "mine", **options}
+    try:
+        model = cls(model=url, **settings)
+    except ValidationError:
+        model = cls(model="a/model", **settings)
+    for name, client in (
+        ("client", huggingface_hub.InferenceClient),
+        ("async_client", huggingface_hub.AsyncInferenceClient),
+    ):
+        if client_options is not None or getattr(model, name).model != url:
+            setattr(model, name, client(base_url=url, token="mine", **(client_options or {})))
+    return model
+
+
+ENDPOINTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "root": ("", {}, {}),
+    "slash": ("/", {}, {}),
+    "embed": ("/embed", {}, {}),
+    "arguments": ("", {}, {"model_kwargs": {"truncate": True, "normalize": False, "prompt_name": "query"}}),
+    "headers": ("/embed?version=2", {"headers": {"x-team": "farm"}, "cookies": {"barn": "1"}, "timeout": 30}, {}),
+}
+"""Path of the address, options of the clients, options of the embeddings."""
+
+
+def tei_requests(server: EmbeddingStub) -> list[Any]:
+    """Return the requests that the server received, and forget them. Headers of the connection are left out."""
+    of_connection = ("accept-encoding", "connection", "content-length", "host")
+    rows = [
+        (path, body, {name: value for name, value in headers.items() if name not in of_connection})
+        for (path, body), headers in zip(server.log, server.headers, strict=True)
+    ]
+    for _, _, headers in rows:
+        headers["x-amzn-trace-id"] = str(len(headers["x-amzn-trace-id"]))  # a number of its own for each request
+    server.log.clear()
+    server.headers.clear()
+    return rows
+
+
+def count_engine_calls(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that grows with each request that the engine carries."""
+    calls: list[Any] = []
+    engine_call = pool.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return engine_call(*args, **kwargs)
+
+    monkeypatch.setattr(pool, "call", call)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore:Setting per-request cookies:DeprecationWarning")  # of huggingface_hub, on a loop
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", ENDPOINTS)
+def test_bound_endpoint_embeddings_send_the_requests_of_the_original(
+    case: str, way: str, tei: EmbeddingStub, tei_pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, client_options, options = ENDPOINTS[case]
+    model = endpoint(tei.url + path, client_options, **options)
+    expected = WAYS[way](model, TEXTS)
+    original_requests = tei_requests(tei)
+    calls = count_engine_calls(tei_pool, monkeypatch)
+    bound = tei_pool.bound(model, "embedder")
+    assert WAYS[way](bound, TEXTS) == expected
+    assert tei_requests(tei) == original_requests
+    assert len(calls) == len(original_requests) == 1 + len(TEXTS)
+    assert original_requests[0][1]["inputs"][1] == "walls need lime and sand"
+    assert original_requests[0][2]["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize("how", ["bind", "auto"])
+def test_app_with_endpoint_embeddings_sends_the_same_requests(
+    how: str, tei: EmbeddingStub, tei_pool: EnginePool
+) -> None:
+    model = endpoint(tei.url)
+    expected = index_and_search(InMemoryVectorStore(model)).invoke("lambs eat oats")
+    original_requests = tei_requests(tei)
+    app = index_and_search(InMemoryVectorStore(model))
+    options: Any = {"pool": tei_pool, "bind": [(model, "embedder")]} if how == "bind" else {"engines": "auto"}
+    fast = accelerate(app, **options)
+    assert fast.invoke("lambs eat oats") == expected
+    assert tei_requests(tei) == original_requests
+    if how == "auto":
+        assert f"EmbeddingServer(base_url={tei.url!r})" in fast.explain(details=True)
+
+
+def test_automatic_engine_of_a_pool_serves_endpoint_embeddings(tei: EmbeddingStub, tei_pool: EnginePool) -> None:
+    fast = accelerate(index_and_search(InMemoryVectorStore(endpoint(tei.url))), engines="auto", pool=tei_pool)
+    assert "HuggingFaceEndpointEmbeddings" in fast.explain(details=True)
+    assert "left as it is" not in fast.explain(details=True)
+
+
+def test_concurrent_endpoint_queries_share_a_request(tei: EmbeddingStub) -> None:
+    tei.delay_s = 0.1
+    engine = EmbeddingServer(base_url=tei.url, model=MODEL, max_connections=1)
+    with EnginePool.local([engine]) as pool:
+        bound = pool.bound(endpoint(tei.url), "embedder")
+        vectors: dict[str, Any] = {}
+
+        def call(text: str) -> None:
+            vectors[text] = bound.embed_query(text)
+
+        threads = [threading.Thread(target=call, args=(f"text {number}",)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert vectors == {f"text {number}": vector_of(f"text {number}") for number in range(6)}
+    assert len(tei.log) < 6
+
+
+REFUSALS: dict[str, tuple[int, dict[str, str], Any]] = {
+    "too long": (413, {}, {"error": "Input validation error", "error_type": "Validation"}),
+    "invalid": (422, {"x-error-message": "too many"}, {"error": "batch size 5 > 4", "error_type": "Validation"}),
+    "overloaded": (429, {}, {"error": "Model is overloaded", "error_type": "Overloaded"}),
+    "bad": (400, {}, {"error": "no"}),
+    "broken": (500, {}, {"message": "no error field"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_bound_endpoint_embeddings_raise_the_errors_of_the_original(
+    refusal: str, way: str, tei: EmbeddingStub, tei_pool: EnginePool
+) -> None:
+    status, headers, content = REFUSALS[refusal]
+    tei.replace = lambda path, body: (status, {"x-request-id": "request-1", **headers}, content)
+    model = endpoint(tei.url)
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as original:
+        WAYS[way](model, ["a"])
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as carried:
+        WAYS[way](tei_pool.bound(model, "embedder"), ["a"])
+    assert type(carried.value) is type(original.value)
+    assert carried.value.args == original.value.args
+    assert str(carried.value) == str(original.value)
+    assert carried.value.response.status_code == status
+    assert carried.value.server_message == original.value.server_message
+    first, second = tei_requests(tei)
+    assert second == first
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_slow_or_missing_server_of_endpoint_embeddings_fails_as_the_original(
+    way: str, tei: EmbeddingStub, tei_pool: EnginePool
+) -> None:
+    tei.delay_s = 1.0
+    slow = endpoint(tei.url, {"timeout": 0.2})
+    for one in (slow, tei_pool.bound(slow, "embedder")):
+        with pytest.raises(httpx.ReadTimeout):
+            WAYS[way](one, ["a"])
+    with embedding_stub("tei") as stopped:
+        missing = endpoint(stopped.url)
+    with EnginePool.local([EmbeddingServer(base_url=stopped.url, model=MODEL, check=False)]) as pool:
+        for one in (missing, pool.bound(missing, "embedder")):
+            with pytest.raises(httpx.ConnectError):
+                WAYS[way](one, ["a"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reply", [{"vectors": []}, "text", [[1, 2], ["x"]]])
+def test_unusable_answer_to_endpoint_embeddings_fails_as_the_original(
+    reply: Any, way: str, tei: EmbeddingStub, tei_pool: EnginePool
+) -> None:
+    tei.replace = lambda path, body: (200, {}, reply)
+    model = endpoint(tei.url)
+    with pytest.raises(Exception) as original:  # whatever numpy raises
+        WAYS[way](model, ["a"])
+    with pytest.raises(type(original.value)) as carried:
+        WAYS[way](tei_pool.bound(model, "embedder"), ["a"])
+    assert str(carried.value) == str(original.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_offline_mode_refuses_endpoint_embeddings_as_the_original(
+    way: str, tei: EmbeddingStub, tei_pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = endpoint(tei.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for one in (model, tei_pool.bound(model, "embedder")):
+        with pytest.raises(huggingface_hub.errors.OfflineModeIsEnabled, match="offline mode is enabled"):
+            WAYS[way](one, ["a"])
+    assert tei.log == []
+
+
+def test_http_client_of_the_user_sends_requests_of_endpoint_embeddings(
+    tei: EmbeddingStub, tei_pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = endpoint(tei.url)
+
+    def add_key(request: httpx.Request) -> None:
+        request.headers["x-key"] = "secret"
+
+    with httpx.Client(event_hooks={"request": [add_key]}) as own:
+        monkeypatch.setattr("huggingface_hub.get_session", lambda: own)
+        calls = count_engine_calls(tei_pool, monkeypatch)
+        assert tei_pool.bound(model, "embedder").embed_query("a") == vector_of("a")
+    assert calls == []
+    assert tei.headers[0]["x-key"] == "secret"
+
+
+def test_model_named_in_a_call_goes_past_the_engine(
+    tei: EmbeddingStub, tei_pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with embedding_stub("tei") as other:
+        calls = count_engine_calls(tei_pool, monkeypatch)
+        model = endpoint(tei.url, model_kwargs={"model": other.url})
+        assert tei_pool.bound(model, "embedder").embed_query("a") == vector_of("a")
+        assert len(other.log) == 1
+    assert calls == []
+    assert tei.log == []
+
+
+def hub_model(**options: Any) -> Any:
+    pytest.importorskip("huggingface_hub", minversion="1.0")
+    cls = pytest.importorskip("langchain_huggingface").HuggingFaceEndpointEmbeddings
+    return cls(huggingfacehub_api_token="mine", **options)
+
+
+def two_servers() -> Any:
+    model = endpoint("http://localhost:1")
+    model.async_client = huggingface_hub.AsyncInferenceClient(base_url="http://localhost:2")
+    return model
+
+
+def own_client() -> Any:
+    class Client(huggingface_hub.InferenceClient):
+        """A client of the user's, which may send requests elsewhere."""
+
+    model = endpoint("http://localhost:1")
+    model.client = Client(base_url="http://localhost:1")
+    return model
+
+
+NOT_CARRIED: dict[str, tuple[Callable[[], Any], str]] = {
+    "model of the hub": (lambda: hub_model(model="a/model"), "it names a model on Hugging Face's hub"),
+    "provider": (lambda: hub_model(model="a/model", provider="sambanova"), "it names a model on Hugging Face's hub"),
+    "two servers": (two_servers, "its two clients talk to different addresses"),
+    "own client": (own_client, "not an InferenceClient of huggingface_hub 1 or newer"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CARRIED)
+def test_endpoint_embeddings_that_no_engine_can_carry_are_refused(case: str, tei_pool: EnginePool) -> None:
+    make_model, reason = NOT_CARRIED[case]
+    model = make_model()
+    with pytest.raises(RegistrationError, match=reason):
+        tei_pool.bound(model, "embedder")
+    fast = accelerate(index_and_search(InMemoryVectorStore(model)), engines="auto")
+    assert reason in " ".join(fast.explain(details=True).split())
+
+
+def test_binding_endpoint_embeddings_of_another_server_raises(tei_pool: EnginePool) -> None:
+    with pytest.raises(RegistrationError, match=r"it talks to http://localhost:1/embed, the engine") as error:
+        tei_pool.bound(endpoint("http://localhost:1/embed"), "embedder")
+    assert "EmbeddingServer(base_url='http://localhost:1')" in str(error.value)
+
+
+def test_endpoint_embeddings_of_a_public_address_are_not_served() -> None:
+    fast = accelerate(index_and_search(InMemoryVectorStore(endpoint("https://x.endpoints.example"))), engines="auto")
+    assert "x.endpoints.example is not known to be of this machine" in fast.explain(details=True)
+
+
+def test_clients_set_later_on_bound_endpoint_embeddings_apply_to_calls(
+    tei: EmbeddingStub, tei_pool: EnginePool
+) -> None:
+    model = endpoint(tei.url)
+    app = RunnableLambda(lambda text: model.embed_query(text))
+    fast = accelerate(app, pool=tei_pool, bind=[(model, "embedder")])
+    assert fast.invoke("a") == vector_of("a")
+    with embedding_stub("tei") as other:
+        model.client = huggingface_hub.InferenceClient(base_url=other.url)
+        assert fast.invoke("a") == vector_of("a")
+        assert len(other.log) == 1
+    assert len(tei.log) == 1

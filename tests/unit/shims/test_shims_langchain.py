@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -438,6 +439,36 @@ def test_cohere_server_returns_address_and_fixed_key_or_none() -> None:
     assert openai_shims.cohere_server(ClientV2()) == ("http://localhost:1", None)
     assert openai_shims.cohere_server(SimpleNamespace(_client_wrapper=ClientV2._client_wrapper)) is None
     assert openai_shims.cohere_server(object()) is None
+
+
+def test_inference_address_is_empty_for_hub_models_and_none_for_other_clients() -> None:
+    hub = pytest.importorskip("huggingface_hub", minversion="1.0")
+    for cls in (hub.InferenceClient, hub.AsyncInferenceClient):
+        assert openai_shims.inference_address(cls(base_url="http://localhost:1")) == "http://localhost:1"
+        assert openai_shims.inference_address(cls(model="a/model")) == ""
+        assert openai_shims.inference_address(type("Own", (cls,), {})("a/model")) is None
+    assert openai_shims.inference_address(object()) is None
+
+
+def test_inference_address_is_none_without_the_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub", minversion="1.0")
+    for cls, name in ((hub.InferenceClient, "_inner_post"), (hub.AsyncInferenceClient, "_get_async_client")):
+        client = cls(base_url="http://localhost:1")
+        monkeypatch.delattr(cls, name)
+        assert openai_shims.inference_address(client) is None
+
+
+async def test_inference_client_on_sends_by_the_other_http_client() -> None:
+    hub = pytest.importorskip("huggingface_hub", minversion="1.0")
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=[[0.5]]))
+    url = "http://localhost:1"
+    originals = hub.InferenceClient(base_url=url), hub.AsyncInferenceClient(base_url=url)
+    sync = openai_shims.inference_client_on(originals[0], lambda _: httpx.Client(transport=transport))
+    on_loop = openai_shims.inference_client_on(originals[1], lambda _: httpx.AsyncClient(transport=transport))
+    assert sync.feature_extraction("a").tolist() == [[0.5]]
+    assert (await on_loop.feature_extraction("a")).tolist() == [[0.5]]
+    assert "_inner_post" not in vars(originals[0])
+    assert "_get_async_client" not in vars(originals[1])
 
 
 def test_client_of_resource_returns_the_client_or_raises() -> None:
