@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from teola_plugin.adapters.explain import COMPARE, describe_measured_gain, only_whole, seconds_saved
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, Reason, Status
@@ -83,9 +84,9 @@ def explain_graph(
         for n in nodes
     ]
     expected = _expectation(calls, starts, note, trace, left)
-    figures = (None, None) if trace is None else (trace.seconds, seconds_saved(trace))
+    figures: Any = {} if trace is None else {"seconds": trace.seconds, "seconds_saved": seconds_saved(trace)}
     parts = TraceReport(tuple(rows))
-    return PlanReport(parts, starts, expected, (*calls, *tools), tuple(advice), sections, "", *figures)
+    return PlanReport(parts, starts, expected, (*calls, *tools), tuple(advice), sections, **figures)
 
 
 _WITH_THE_SAME_SETTINGS = "from the second call with the same settings on, unless something else is in the way"

@@ -205,9 +205,9 @@ def test_app_with_an_opaque_step_runs_unchanged() -> None:
 
 def test_explain_says_what_is_prefetched() -> None:
     assert accelerate(independent(Calls())).explain().splitlines() == [
-        "a: in its place",
+        "a: in place",
         "b: prefetched",
-        "answer: in its place",
+        "answer: in place",
     ]
 
 

@@ -188,7 +188,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "count a boolean": (with_usage({"completion_tokens": True}), "completion_tokens is a boolean"),
     "count huge": (with_usage({"prompt_tokens": 2**70}), "usage.prompt_tokens is a number"),
     "details a list": (with_usage({"prompt_tokens_details": []}), "prompt_tokens_details is a list"),
-    "NaN": ('{"choices": [{"message": {"content": "x"}, "logprobs": NaN}]}', "NaN is no number"),
+    "NaN": ('{"choices": [{"message": {"content": "x"}, "logprobs": NaN}]}', "it holds NaN as a number"),
     "infinity": ('{"choices": [{"message": {"content": "x"}, "logprobs": 1e999}]}', "1e999 is too large"),
     "digits": ('{"choices": [{"message": {"content": "x"}}], "n": ' + "9" * 5000 + "}", "not JSON"),
 }
