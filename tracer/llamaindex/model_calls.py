@@ -11,7 +11,9 @@ payload has the arguments with which the original is about to call the provider 
 from __future__ import annotations
 
 import copy
+import dis
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -291,3 +293,15 @@ def _embedding_models(part: Any) -> list[Any]:
     values = vars(part).values() if type(part).__module__.startswith("llama_index.core.") else ()
     flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
     return [model for one in flat if isinstance(one, BaseRetriever) for model in _embedding_models(one)]
+
+
+def sets_settings_of(llm: Any, code: CodeType | None) -> bool:
+    """Return True if a function assigns to an attribute that has the name of one of the model's fields.
+
+    Then calls of the model there differ by more than their prompts, so none is prefetched. Assignments elsewhere are
+    seen by the request key: the original makes such a call again.
+    """
+    fields = getattr(type(llm), "model_fields", {})
+    return code is not None and any(
+        one.opname == "STORE_ATTR" and one.argval in fields for one in dis.get_instructions(code)
+    )

@@ -54,7 +54,7 @@ from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, kn
 from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
-from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
+from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels, sets_settings_of
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.llamaindex.step_data import (
     EventRules,
@@ -397,10 +397,10 @@ class _StepReader:
         """Interpret a step's call of an LLM, if it is understood, as a component that makes the same provider call."""
         is_async, base_name = name.startswith("a"), name.removeprefix("a")
         values, symbols = arguments.keywords, arguments.symbols
-        if base_name not in ("complete", "chat", "predict") or symbols is None or not arguments.complete:
+        is_readable = base_name in ("complete", "chat", "predict") and arguments.complete
+        if symbols is None or not is_readable or sets_settings_of(llm, interpreter.frame.code):
             return UNKNOWN_VALUE
-        constants: dict[str, Any] = {}
-        refs: dict[str, Ref] = {}
+        constants, refs = dict[str, Any](), dict[str, Ref]()
         try:
             self.own_models.require_llm(llm)
             for key, symbol in (*((f"argument{i}", one) for i, one in enumerate(symbols)), *values.items()):

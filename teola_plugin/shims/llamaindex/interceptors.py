@@ -14,6 +14,7 @@ import functools
 import inspect
 from array import array
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -260,12 +261,13 @@ class LlamaIndexInvocation:
         return is_async_method(self._method)
 
     def key(self) -> Hashable:
-        """Return the very object, the method and the arguments.
+        """Return the very object with its settings at this moment, the method and the arguments.
 
         Where two objects of equal configuration embed the same query, the planner makes a call for each of them.
         """
         kwargs = {name: self._kwargs[name] for name in sorted(self._kwargs)}
-        return id(self.target), self._method, freeze(self._args, query_key), freeze(kwargs, query_key)
+        arguments = freeze(self._args, query_key), freeze(kwargs, query_key)
+        return id(self.target), _settings_hash(self.target), self._method, *arguments
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
         """Call the body of the method; return its chunks behind `STREAM_OPENED` if it returns a generator."""
@@ -526,3 +528,23 @@ def uninstall() -> None:
 
 
 hide_from_stack_levels(globals())
+
+
+_SETTING_TYPES = frozenset((str, int, float, bool, dict, list))
+
+
+def _settings_hash(target: Any) -> int:
+    """Return a hash of the plain values of a model's settings, such as its temperature, which code may set.
+
+    Fields of a user's subclass do not count: a model that counts its calls stays the same model.
+    """
+    kind: Any = type(target)
+    values = [getattr(target, "__dict__", {}).get(name) for name in _setting_names(kind)]
+    return hash(freeze([value for value in values if type(value) in _SETTING_TYPES]))
+
+
+@lru_cache(maxsize=1024)
+def _setting_names(cls: Any) -> tuple[str, ...]:
+    """Return the names of the fields that LlamaIndex's own classes among the bases of `cls` declare."""
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("llama_index.")]
+    return tuple(dict.fromkeys(name for base in bases for name in getattr(base, "model_fields", ())))

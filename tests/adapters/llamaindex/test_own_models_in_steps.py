@@ -460,3 +460,42 @@ def test_run_without_prefetched_calls_is_not_traced() -> None:
 
     assert fast.last_trace() is None
     assert fast.report().expected_speed_up == 1.0
+
+
+class WarmerEachRound(Workflow):
+    """A step that sets the model's temperature before each of its calls."""
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__()
+        self.llm = llm
+
+    @step
+    async def write(self, ev: StartEvent) -> StopEvent:
+        self.llm.temperature = 0.1
+        written = []
+        for word in ("oats", "ivy", "grass"):
+            written.append(str(await self.llm.acomplete(f"Describe {word}.")))
+            self.llm.temperature += 0.2
+        return StopEvent(result=written)
+
+
+def test_calls_with_settings_that_a_step_sets_send_the_originals_requests() -> None:
+    from llama_index.llms.openai_like import OpenAILike
+    from support.openai_stub import MODEL, openai_stub
+
+    with openai_stub() as server:
+
+        def bodies_of(flow: Any) -> list[Any]:
+            server.asked.clear()
+            asyncio.run(_run_twice(flow))
+            return list(server.generations)
+
+        given: dict[str, Any] = {"model": MODEL, "api_base": server.base_url, "api_key": "none", "is_chat_model": True}
+        expected = bodies_of(WarmerEachRound(OpenAILike(**given)))
+        assert [round(body["temperature"], 1) for body in expected] == [0.1, 0.3, 0.5] * 2
+        assert bodies_of(accelerate(WarmerEachRound(OpenAILike(**given)))) == expected
+
+
+async def _run_twice(flow: Any) -> None:
+    await flow.run()
+    await flow.run()
