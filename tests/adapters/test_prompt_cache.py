@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypedDict
 
 import pytest
@@ -22,6 +20,7 @@ from llama_index.core import Document, SummaryIndex
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import SecretStr
+from support.provider_server import ProviderServer
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.named_objects import Target
@@ -31,69 +30,6 @@ from teola_plugin.errors import RegistrationError
 from teola_plugin.server.settings import AppSettings
 
 PROMPT = ChatPromptTemplate.from_messages([("system", "You are kind."), ("user", "{q}")])
-
-
-class ProviderServer:
-    """A server that speaks OpenAI's and Anthropic's protocol, and keeps the bodies of its requests."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        keep = self.bodies.append
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None: ...
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                keep(body)
-                answer = f"answer {len(body['messages'])}"
-                is_anthropic = self.path.endswith("/messages")
-                self.send_response(200)
-                streamed = body.get("stream")
-                if streamed:
-                    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-                    choice = {"index": 0, "delta": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
-                    data = f"data: {json.dumps(chunk | {'choices': [choice]})}\n\ndata: [DONE]\n\n".encode()
-                else:
-                    data = json.dumps(_anthropic(answer) if is_anthropic else _openai(answer)).encode()
-                self.send_header("content-type", "text/event-stream" if streamed else "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def received(self) -> list[dict[str, Any]]:
-        """Return the bodies since the last call."""
-        bodies = list(self.bodies)
-        self.bodies.clear()
-        return bodies
-
-    def chat_openai(self, **options: Any) -> ChatOpenAI:
-        return ChatOpenAI(base_url=f"{self.url}/v1", api_key=SecretStr("key"), model="gpt-5-mini", **options)
-
-    def chat_anthropic(self, **options: Any) -> Any:
-        anthropic = pytest.importorskip("langchain_anthropic")
-        return anthropic.ChatAnthropic(base_url=self.url, api_key="key", model="claude-x", max_tokens=9, **options)
-
-
-def _openai(answer: str) -> dict[str, Any]:
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer}}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-
-
-def _anthropic(answer: str) -> dict[str, Any]:
-    answer_fields = {"content": [{"type": "text", "text": answer}], "stop_reason": "end_turn", "model": "m"}
-    return {"id": "m", "type": "message", "role": "assistant", "usage": {"input_tokens": 1, "output_tokens": 1}} | (
-        answer_fields
-    )
 
 
 @pytest.fixture

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from support.openai_stub import MODEL, Stub, openai_stub
+from support.provider_server import ProviderServer
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.thread_safety import LISTED, ThreadSafety
@@ -127,59 +125,19 @@ def _there(stub: Stub, requests: int) -> bool:
     return False
 
 
-class AnthropicServer:
-    """A server that speaks Anthropic's protocol, and answers once so many requests are under way as it is told."""
-
-    def __init__(self) -> None:
-        self.bodies: list[str] = []
-        self.needed = 1
-        arrived = threading.Condition()
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None: ...
-
-            def do_POST(handler) -> None:
-                body = handler.rfile.read(int(handler.headers["content-length"])).decode()
-                with arrived:
-                    self.bodies.append(body)
-                    arrived.notify_all()
-                    together = arrived.wait_for(lambda: len(self.bodies) >= self.needed, timeout=10)
-                answer = {"type": "text", "text": f"{len(body)} characters" if together else "alone"}
-                usage = {"input_tokens": 1, "output_tokens": 1}
-                message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "usage": usage}
-                data = json.dumps({**message, "content": [answer], "stop_reason": "end_turn"}).encode()
-                handler.send_response(200)
-                handler.send_header("content-type", "application/json")
-                handler.send_header("content-length", str(len(data)))
-                handler.end_headers()
-                handler.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
 def test_map_reduce_of_anthropic_client_overlaps_without_concurrent_option() -> None:
-    langchain_anthropic = pytest.importorskip("langchain_anthropic")
     from langchain_classic.chains.summarize import load_summarize_chain
 
-    server = AnthropicServer()
-    model = langchain_anthropic.ChatAnthropic(
-        base_url=server.url, api_key="none", model="claude-x", custom_get_token_ids=lambda text: list(range(len(text)))
-    )
+    server = ProviderServer()
+    model = server.chat_anthropic(custom_get_token_ids=lambda text: list(range(len(text))))
     chain = load_summarize_chain(model, chain_type="map_reduce", token_max=9000)
     documents = {"input_documents": [Document(f"slowly {i}") for i in range(4)]}
     try:
         expected = chain.invoke(documents)["output_text"]
-        plain = sorted(server.bodies)
-        server.bodies.clear()
-        server.needed = 4
+        plain = sorted(map(str, server.received()))
+        server.awaited_requests = 4
         assert accelerate(chain).invoke(documents)["output_text"] == expected
-        assert sorted(server.bodies) == plain
+        assert sorted(map(str, server.received())) == plain
     finally:
         server.close()
 
