@@ -16,7 +16,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.documents import TUTORIALS
+from support.documents import HOW_TO, TUTORIALS, page_program
 from support.tutorials import check_tutorial
 
 from tools.bootstrap import candidate_pythons, python_version
@@ -224,13 +224,13 @@ def test_newest_versions_of_the_frameworks_work_on_every_python(wheel: Path, tmp
     shutil.rmtree(tmp_path / "environment")
 
 
-def packages_of(tutorial: Path) -> tuple[str, list[str]]:
-    """Return the extras, and the other packages, that a tutorial lets its reader install for the app."""
+def packages_of(page: Path) -> tuple[str, list[str]]:
+    """Return the extras, and the other packages, that a page lets its reader install for the app."""
     extras, packages = "", list[str]()
-    for line in re.findall(r"(?m)^\$ pip install ([^#\n]+)", tutorial.read_text()):
+    for line in re.findall(r"(?m)(?:^\$ |`)pip install ([^#`\n]+)", page.read_text()):
         for name in shlex.split(line):
-            if match := re.fullmatch(r".*teola-plugin\[(.+)\]", name):
-                extras = match[1]
+            if match := re.fullmatch(r"(?:.*teola-plugin|\.)(?:\[(.+)\])?", name):
+                extras = extras or match[1] or ""
             elif name != "vllm":  # has an environment of its own
                 packages.append(name)
     return extras, packages
@@ -244,4 +244,16 @@ def test_tutorial_runs_with_packages_that_its_page_installs(wheel: Path, tmp_pat
     extras, packages = packages_of(tutorial)
     python = install(wheel, extras, sys.executable, tmp_path, *packages)
     check_tutorial(tutorial, python, tmp_path, {})
+    shutil.rmtree(tmp_path / "environment")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda path: path.stem)
+def test_how_to_runs_with_packages_that_its_page_installs(wheel: Path, tmp_path: Path, page: Path) -> None:
+    if not is_tried("how-to"):
+        pytest.skip("make test-all, or TEOLA_TEST_EXTRAS=how-to")
+    extras, packages = packages_of(page)
+    python = install(wheel, extras, sys.executable, tmp_path, *packages)
+    (tmp_path / "program.py").write_text(page_program(page))
+    run([python, "program.py"], tmp_path)
     shutil.rmtree(tmp_path / "environment")

@@ -24,6 +24,7 @@ OUTSIDE = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 """Pages of the site by the file in the root of the repository that they show."""
 REFERENCE = {

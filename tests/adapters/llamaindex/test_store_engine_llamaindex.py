@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -88,8 +89,17 @@ def serve(store: Any, app: Any, pools: list[EnginePool], **options: Any) -> Any:
     return accelerate(app, pool=pools[-1], bind=[(store, "store")])
 
 
+class Score(float):
+    """A score that equals those of single precision: products of embedded Qdrant depend on where its arrays lie."""
+
+    def __eq__(self, score: object) -> bool:
+        return isinstance(score, float) and math.isclose(self, score, abs_tol=1e-6)
+
+    __hash__ = float.__hash__
+
+
 def described(nodes: list[NodeWithScore]) -> list[tuple[Any, ...]]:
-    return [(one.node.node_id, one.node.get_content(), one.node.metadata, one.score) for one in nodes]
+    return [(one.node.node_id, one.node.get_content(), one.node.metadata, Score(one.score or 0.0)) for one in nodes]
 
 
 STORES: list[Callable[[], Any]] = [chroma, qdrant, PlainStore]
