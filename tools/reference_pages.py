@@ -1,6 +1,6 @@
 """Texts of the reference that are made of the code: settings in YAML, addresses of the server, metrics.
 
-`pytest --update-golden tests/test_docs.py -k made_texts` writes them into docs/reference-*.md. Meanings are the
+`pytest --update-golden tests/test_docs.py -k generated_texts` writes them into docs/reference-*.md. Meanings are the
 docstrings below the fields and in the functions of the routes.
 """
 
