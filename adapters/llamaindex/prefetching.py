@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     provider_methods,
     worker_of,
 )
-from teola_plugin.shims.llamaindex.models import is_paced
+from teola_plugin.shims.llamaindex.models import CreatedModels, is_paced
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import (
     CallsPublicMethod,
@@ -89,7 +89,9 @@ _IN_PROCESS = frozenset(
 _nested_events: WeakSet[type] = WeakSet()
 """Classes whose provider methods were seen to emit events of other public methods: their calls keep their place."""
 
-original_scope: ContextVar[tuple[CallScope, Container[int]] | None] = ContextVar("teola_original_scope", default=None)
+original_scope: ContextVar[tuple[CallScope, Container[int] | _CalledObjects] | None] = ContextVar(
+    "teola_original_scope", default=None
+)
 """Set where an original runs whose provider calls may have been prefetched: with the ids of the objects it may call."""
 in_child(live_scopes.clear)  # prefetches are under way in the parent process alone
 
@@ -97,7 +99,28 @@ in_child(live_scopes.clear)  # prefetches are under way in the parent process al
 def find_scope(target: Any) -> CallScope | None:
     """Return the scope in which a provider method of `target` is called here; None outside every query."""
     scope, targets = original_scope.get() or (None, ())
-    return None if executing.get() is target or id(target) not in targets else scope
+    is_called = targets.has(target) if isinstance(targets, _CalledObjects) else id(target) in targets
+    return scope if is_called and executing.get() is not target else None
+
+
+@dataclass(frozen=True, slots=True)
+class _CalledObjects:
+    """The objects whose calls the original of a query may claim."""
+
+    limits: dict[int, tuple[ConcurrencyLimit, ...]] = field(default_factory=dict)
+    """Their limits, by the objects' ids."""
+    created: CreatedModels = field(default_factory=CreatedModels)
+    """The LLMs that stand for those which the original's code creates."""
+
+    def has(self, target: Any) -> bool:
+        """Return True for an object whose calls may have been prefetched."""
+        return id(target) in self.limits or self.created.find(target) is not None
+
+    def key_of(self, invocation: Any) -> Hashable:
+        """Return the request key of the original's call: that of an equal LLM for an LLM that its code has created."""
+        target = invocation.target
+        key: Hashable = invocation.key(None if id(target) in self.limits else self.created.find(target))
+        return key
 
 
 # ------------------------------------------------------------ which calls may be prefetched
@@ -141,6 +164,8 @@ class AllowedModels:
         self.sites: dict[str, ProviderSite] = {}
         self.left: dict[str, tuple[str, Explanation]] = {}
         """The classes of LLMs that may not be prefetched, with the reason."""
+        self._created: dict[int, Any] = {}
+        """LLMs like those that the code creates when it runs, by id."""
 
     def require_llm(self, llm: Any) -> Any:
         """See `OwnModels`."""
@@ -161,12 +186,17 @@ class AllowedModels:
             provider_methods(type(target))
         return target
 
+    def add_created(self, llm: Any) -> None:
+        """See `OwnModels`."""
+        self._created[id(llm)] = llm
+
     def add_site(self, key: str, target: Any, *, runs_in_loop: bool) -> None:
         """See `OwnModels`."""
+        is_created = id(target) in self._created
         if runs_in_loop:
-            self.sites[key] = ProviderSite(target, None, self._on_loop and not is_paced(target))
+            self.sites[key] = ProviderSite(target, None, self._on_loop and not is_paced(target), is_created)
         else:
-            self.sites[key] = ProviderSite(target, self._limit(target), self._is_allowed(target))
+            self.sites[key] = ProviderSite(target, self._limit(target), self._is_allowed(target), is_created)
 
     def request(self, key: str, arguments: ProviderArguments) -> ProviderRequest:
         """See `OwnModels`."""
@@ -190,6 +220,8 @@ class ProviderSite:
     limit: ConcurrencyLimit | None
     is_allowed: bool
     """True if calls may be prefetched here."""
+    is_created: bool = False
+    """True if the code creates an LLM like `target`, which itself calls nobody."""
     counts: PrefetchCounts = field(default_factory=PrefetchCounts)
 
 
@@ -329,13 +361,15 @@ class QueryPrefetcher:
         """`input`: the query's input for the graph. `report_to`: the query whose trace contains the calls. `earlier`:
         prefetched calls that the same original takes; those that both plans ask for are made once."""
         self._plan = plan
-        self._limits: dict[int, tuple[ConcurrencyLimit, ...]] = {} if earlier is None else earlier._limits
-        """Limits of the objects whose calls the original may claim, by the objects' ids."""
-        self._limits |= {id(site.target): (site.limit,) if site.limit else () for site in plan.sites.values()}
+        self._called: _CalledObjects = _CalledObjects() if earlier is None else earlier._called
+        called, self._targets = self._called, dict[str, Any]()
+        """The object whose calls are prefetched, by the keys of the sites."""
+        for key, site in plan.sites.items():
+            self._targets[key] = called.created.add(site.target) if site.is_created else site.target
+            called.limits[id(self._targets[key])] = (site.limit,) if site.limit else ()
         if earlier is None:
-            limits = self._limits
-            self._table = ProviderCallTable(lambda target: limits.get(id(target), ()))
-            self._original = CallScope(self._table, Caller.ORIGINAL, result_for_graph), limits.keys()
+            self._table = ProviderCallTable(lambda target: called.limits.get(id(target), ()))
+            self._original = CallScope(self._table, Caller.ORIGINAL, result_for_graph, key_of=called.key_of), called
         else:
             self._table, self._original = earlier._table, earlier._original
         if report_to is not None:
@@ -396,6 +430,7 @@ class QueryPrefetcher:
             if scope.calls and not is_hit and is_read_from_code:
                 self._plan.useless.add(key)
         live_scopes.discard(id(self))
+        self._called.created.drop_clients()
         prefetchers.pop(self._query_id, None)
         for _, scope in scopes:
             scope.drop()
@@ -420,9 +455,8 @@ class QueryPrefetcher:
         except NotCopied as error:
             _end(result, Outcome(error=error))
             return result
-        invocation = LlamaIndexInvocation(
-            site.target, input.method, silent_body(site.target, input.method), args, kwargs
-        )
+        target = self._targets[key]
+        invocation = LlamaIndexInvocation(target, input.method, silent_body(target, input.method), args, kwargs)
         with self._lock:
             if self._closed:
                 _end(result, Outcome(error=NotUnderstood("the query is over")))
@@ -474,6 +508,7 @@ class QueryPrefetcher:
         A call that reports events of its own is left to the original, and its class is not prefetched again.
         """
         try:
+            self._called.created.share_clients(invocation.target)
             value = result_for_graph(scope.last_result(invocation))
         except CallsPublicMethod:
             _nested_events.add(type(invocation.target))
@@ -488,6 +523,7 @@ class QueryPrefetcher:
         """Start a call as a task of the caller's loop, unless it was dropped meanwhile. Runs on that loop."""
         assert self._loop is not None
         if not scope.is_dropped:
+            self._called.created.share_clients(invocation.target)
             task = self._loop.create_task(self._acall(invocation, scope, result), context=self._context.copy())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.observe.steps import PROVIDER, TracedCall
@@ -49,14 +50,15 @@ class ProviderCallTable:
         self,
         limits: Callable[[Any], Sequence[ConcurrencyLimit]] = lambda target: (),
         on_call: Callable[[Any, bool], object] = lambda target, is_made: None,
-        is_request_for: Callable[..., bool] = lambda payload, target: False,
+        is_request_for: Callable[..., bool] | None = None,
     ) -> None:
         """Create an empty table.
 
         Args:
             limits: Returns the limits of calls of a model or retriever.
             on_call: Called with the model or retriever of each call of the original, and True if it has to make it.
-            is_request_for: Returns True if the payload of a request is for a call of a model or retriever.
+            is_request_for: Returns True if the payload of a request is for a call of a model or retriever. Traces keep
+                the models and retrievers alive that they ask it about; without it they do not.
         """
         self.is_closed = False
         self._limits, self._on_call, self._is_request_for = limits, on_call, is_request_for
@@ -94,7 +96,8 @@ class ProviderCallTable:
             call = ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED)
             call.run_id, call.target = invocation.run_id, invocation.target
             call.report = TracedCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
-            call.report.is_requested_by = partial(self._is_request_for, target=invocation.target)
+            if self._is_request_for is not None:
+                call.report.is_requested_by = partial(self._is_request_for, target=invocation.target)
             new.append(call)
             return call
 
@@ -197,6 +200,8 @@ class CallScope:
     """Cancels the prefetch."""
     graph: PlannerGraph = OWN_GRAPH
     """The graph that asks for the prefetch."""
+    key_of: Callable[[Invocation], Hashable] = methodcaller("key")
+    """Returns the request key of a call."""
     expected: ProviderCall | None = None
     """The call that a prefetch which was parked for it gets now."""
     on_change: Callable[[], object] | None = bool
@@ -450,7 +455,7 @@ class CallScope:
         """Return the call for an invocation, and True if it has to be made here. Raise `Parked` if it must wait."""
         is_prefetch = self.caller is Caller.PLANNER
         try:
-            key = invocation.key()
+            key = self.key_of(invocation)
         except UnknownValue:  # nobody else can ask for the same
             if is_prefetch:
                 raise

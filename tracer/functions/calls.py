@@ -19,6 +19,7 @@ from teola_plugin.tracer.functions.bodies import uncaptured_items
 from teola_plugin.tracer.functions.framework_calls import (
     Arguments,
     build,
+    build_plain_model,
     call_framework_method,
     is_model_creator,
 )
@@ -174,10 +175,16 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
     return call_user_function(interpreter, func, value, arguments)
 
 
-def call_model_class(interpreter: FunctionInterpreter, cls: type, arguments: Arguments) -> Symbol:
-    """Interpret the creation of a model of another framework as user code."""
-    _note_created_model(interpreter, cls, arguments, None)
-    return call_user_function(interpreter, KnownValue(cls), cls, arguments)
+def call_model_class(
+    interpreter: FunctionInterpreter, cls: type, arguments: Arguments, *, is_plain: bool = False
+) -> Symbol:
+    """Interpret the creation of a model of another framework as an equal model if it can be read, else as user code.
+
+    `is_plain`: creating one only reads its arguments, the module `openai`, and environment variables of OpenAI's.
+    """
+    model = build_plain_model(interpreter, cls, arguments) if is_plain else None
+    _note_created_model(interpreter, cls, arguments, model)
+    return call_user_function(interpreter, KnownValue(cls), cls, arguments) if model is None else model
 
 
 def _note_created_model(

@@ -6,9 +6,11 @@ Only classes and methods of the framework are called while the source is read, w
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import operator
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -389,6 +391,32 @@ def build(
     if any(func is pure for pure in _PURE_FUNCTIONS) and not all(map(is_constant, values)):
         return None
     return _try_build(lambda: func(*values, **{key: value for key, (_, value) in keyword_values.items()}))
+
+
+def build_plain_model(interpreter: FunctionInterpreter, cls: Any, arguments: Arguments) -> KnownValue | None:
+    """Return a model that a class of another framework makes of plain data; None if more than that decides about it."""
+    symbols = arguments.symbols if arguments.complete else None
+    if symbols is None:
+        return None
+    positional = [known_value(symbol) for symbol in symbols]
+    keywords = {key: known_value(symbol) for key, symbol in arguments.keywords.items()}
+    if not all(is_known and _is_plain_data(value) for is_known, value in (*positional, *keywords.values())):
+        return None
+    if type(cls.__init__) is not FunctionType or not is_framework_code(cls.__init__) or "openai" not in sys.modules:
+        return None
+    settings = (os.environ, sys.modules["openai"])
+    if any(interpreter.mutations.has(KnownValue(one)) for one in settings) or not are_model_variables_reliable():
+        return None
+    values = copy.deepcopy([value for _, value in positional])
+    options = copy.deepcopy({key: value for key, (_, value) in keywords.items()})
+    model = _try_build(lambda: cls(*values, **options))
+    return model if isinstance(model, KnownValue) else None
+
+
+def _is_plain_data(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and all(map(_is_plain_data, value.values()))
+    return all(map(_is_plain_data, value)) if type(value) is list else is_constant(value)
 
 
 def is_model_creator(func: Any) -> bool:

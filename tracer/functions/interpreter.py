@@ -206,6 +206,10 @@ class FunctionInterpreter:
         setting = symbol if expression is None else read_setting(expression, self.shared.decide)
         return setting if isinstance(setting, KnownValue) else symbol
 
+    def has_changed(self, value: Any) -> bool:
+        """Return True if code so far has changed an existing object, or a container that it holds."""
+        return any(self.mutations.has(KnownValue(one)) for one in (value, *vars(value).values()))
+
     def run_block(self, statements: Sequence[ast.stmt]) -> BlockExit:
         """Interpret statements, one after the other."""
         return self.shared.rules.run_block(self, statements)
@@ -528,6 +532,7 @@ class FunctionInterpreter:
             self.call_depth,
             self.line,
             attribute_values=dict(self.attribute_values),
+            mutations=Mutations(objects=dict(self.mutations.objects)),
             is_body=True,
             to_outer=to_outermost,
             nesting=self.nesting + 1,

@@ -10,6 +10,7 @@ import builtins
 import dataclasses
 import inspect
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,15 +158,20 @@ _MODEL_VARIABLES = (
 )
 """Environment variables that models of the providers `openai` and `azure_openai` read when they are made."""
 
+_MODULE_SETTINGS = ("api_key", "base_url", "api_version", "api_type", "organization", "project")
+"""Settings of the module `openai` that LlamaIndex's models read when they are made."""
+
 
 def are_model_variables_reliable() -> bool:
-    """Return True if a plan may rely on the environment variables that models read when they are made.
+    """Return True if a plan may rely on environment variables and settings of `openai` that new models read.
 
     They are recorded in the guards that are recording, as data are.
     """
 
-    def read() -> tuple[str | None, ...]:
-        return tuple(map(os.environ.get, _MODEL_VARIABLES))
+    def read() -> tuple[Any, ...]:
+        module = sys.modules.get("openai")
+        settings = {} if module is None else vars(module)
+        return (*map(os.environ.get, _MODEL_VARIABLES), *map(settings.get, _MODULE_SETTINGS))
 
     return is_reliable(os.environ, "", read(), read)
 

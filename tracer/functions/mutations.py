@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
+
 from teola_plugin.graph import Path, Ref
+from teola_plugin.tracer.functions.lookup import is_instance
 from teola_plugin.tracer.functions.symbols import Expression, Fields, ItemList, KnownValue, Symbol, Unknown, word_set
 
 MUTATING_METHODS = word_set("add append clear extend insert pop popitem remove reverse setdefault sort update")
@@ -60,7 +64,7 @@ class Mutations:
 
     @property
     def change_objects(self) -> bool:
-        """True if a list, a dictionary or a set that exists already, or the environment, may have been changed."""
+        """True if a container or a model that exists already, or the environment, may have been changed."""
         return any(map(_is_mutable, self.objects.values()))
 
     def copy(self) -> Mutations:
@@ -89,7 +93,11 @@ class Mutations:
 
 
 def _is_mutable(value: object) -> bool:
-    return type(value) in _MUTABLE_TYPES or value is os.environ
+    """Return True for containers, for what new models read, and for objects of Pydantic's classes, as models are."""
+    reads_of_models = (os.environ, sys.modules.get("openai"))
+    return (
+        type(value) in _MUTABLE_TYPES or any(value is one for one in reads_of_models) or is_instance(value, BaseModel)
+    )
 
 
 def is_mutable_container(symbol: Symbol) -> bool:

@@ -11,9 +11,7 @@ payload has the arguments with which the original is about to call the provider 
 from __future__ import annotations
 
 import copy
-import dis
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -158,6 +156,10 @@ class OwnModels(Protocol):
         """Return an embedding model or store whose calls can be found in the seam. Raises `NotUnderstood`."""
         ...
 
+    def add_created(self, llm: Any) -> None:
+        """Note that the code creates LLMs equal to `llm`, which stands for them at their call sites."""
+        ...
+
     def add_site(self, key: str, target: Any, *, runs_in_loop: bool) -> None:
         """Note that the component `key` calls `target`. `runs_in_loop`: the original makes these calls concurrently."""
         ...
@@ -293,15 +295,3 @@ def _embedding_models(part: Any) -> list[Any]:
     values = vars(part).values() if type(part).__module__.startswith("llama_index.core.") else ()
     flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
     return [model for one in flat if isinstance(one, BaseRetriever) for model in _embedding_models(one)]
-
-
-def sets_settings_of(llm: Any, code: CodeType | None) -> bool:
-    """Return True if a function assigns to an attribute that has the name of one of the model's fields.
-
-    Then calls of the model there differ by more than their prompts, so none is prefetched. Assignments elsewhere are
-    seen by the request key: the original makes such a call again.
-    """
-    fields = getattr(type(llm), "model_fields", {})
-    return code is not None and any(
-        one.opname == "STORE_ATTR" and one.argval in fields for one in dis.get_instructions(code)
-    )

@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FunctionType, NoneType
+from typing import Any, get_args, get_origin
 
 from llama_index.core.workflow import Event, StartEvent, Workflow
 from pydantic import BaseModel
@@ -23,7 +23,7 @@ from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, FunctionInterpreter, KnownValue, Symbol
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import OutOfFuel
-from teola_plugin.tracer.functions.lookup import is_subclass
+from teola_plugin.tracer.functions.lookup import is_framework_code, is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.symbols import (
@@ -64,6 +64,16 @@ def _key_and_default(arguments: Arguments, name: str) -> tuple[str, Symbol | Non
 
 
 # ------------------------------------------------------------ events
+
+_PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
+
+
+def is_plain_annotation(annotation: Any) -> bool:
+    """Return True for a type of built-in types and the framework's classes: no code of the user's validates it."""
+    inner, origin = get_args(annotation), get_origin(annotation)
+    if inner and getattr(origin, "__module__", "") in ("builtins", "types", "typing"):
+        return all(one is Ellipsis or is_plain_annotation(one) for one in inner)
+    return annotation in _PLAIN_TYPES or (isinstance(annotation, type) and is_framework_code(annotation))
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import NoneType
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast
 
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -25,7 +24,7 @@ from pydantic import BaseModel
 
 from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop, read_path
 from teola_plugin.shims.llamaindex.engines import QueriedIndexParts, SettingsParts, make_query_engine
-from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS
+from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS, is_openai
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
 from teola_plugin.shims.llamaindex.workflows import WorkflowStep
@@ -54,13 +53,14 @@ from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, kn
 from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
-from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels, sets_settings_of
+from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.llamaindex.step_data import (
     EventRules,
     Rule,
     StoreRules,
     StoreStandIn,
+    is_plain_annotation,
     sends_events,
     with_defaults,
 )
@@ -72,7 +72,6 @@ PERMISSION = Effect("permission")
 _HARMLESS_METHODS = ("write_event_to_stream", "retry_info")
 _HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_event", "get", "set"))
 """Attributes of a context that send no event to a step."""
-_PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
 _VALIDATORS = ("validators", "field_validators", "root_validators", "model_validators")
 _TEXT = "str()"
 """Key of what `str` makes of an answer."""
@@ -270,14 +269,6 @@ def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> S
     return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
 
 
-def is_plain_annotation(annotation: Any) -> bool:
-    """Return True for a type of built-in types and the framework's classes: no code of the user's validates it."""
-    inner, origin = get_args(annotation), get_origin(annotation)
-    if inner and getattr(origin, "__module__", "") in ("builtins", "types", "typing"):
-        return all(one is Ellipsis or is_plain_annotation(one) for one in inner)
-    return annotation in _PLAIN_TYPES or (isinstance(annotation, type) and is_framework_code(annotation))
-
-
 def _drop_behind_code(draft: Draft) -> None:
     """Drop the components that come after code which is not known: it may do anything, such as wait for a person."""
     dropped = set[str]()
@@ -335,7 +326,7 @@ class _StepReader:
             return None
         target = owner.value
         if name == "__call__":
-            return _constructor_of(target) if is_instance(target, type) else None
+            return self._constructor_of(target) if is_instance(target, type) else None
         if type(target) is _ContextStandIn:
             rules: dict[str, Rule] = {"send_event": self._send_event, "collect_events": self._collect}
             return rules.get(name, _ignore if name in _HARMLESS_METHODS else self._wait)
@@ -393,12 +384,27 @@ class _StepReader:
 
     # ------------------------------------------------------------ models, retrievers and engines
 
+    def _constructor_of(self, kind: Any) -> Rule | None:
+        """Return what interprets the creation of an LLM, or of an object that is data and nothing else."""
+        if kind is ChatMessage:
+            return _make_message
+        if is_subclass(kind, Event):
+            return partial(_make_event, kind)
+        return partial(self._create_llm, kind) if is_subclass(kind, LLM) else None
+
+    def _create_llm(self, kind: Any, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+        """Interpret the creation of an LLM: an OpenAI client of plain settings is known, any other is user code."""
+        llm = call_model_class(interpreter, kind, arguments, is_plain=is_openai(kind))
+        if isinstance(llm, KnownValue):
+            self.own_models.add_created(llm.value)
+        return llm
+
     def _call_llm(self, llm: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret a step's call of an LLM, if it is understood, as a component that makes the same provider call."""
         is_async, base_name = name.startswith("a"), name.removeprefix("a")
         values, symbols = arguments.keywords, arguments.symbols
         is_readable = base_name in ("complete", "chat", "predict") and arguments.complete
-        if symbols is None or not is_readable or sets_settings_of(llm, interpreter.frame.code):
+        if not is_readable or symbols is None or interpreter.has_changed(llm):
             return UNKNOWN_VALUE
         constants, refs = dict[str, Any](), dict[str, Ref]()
         try:
@@ -488,17 +494,6 @@ class _StepReader:
 
 
 # ------------------------------------------------------------ prompts, messages, events and nodes
-
-
-def _constructor_of(kind: Any) -> Rule | None:
-    """Return what interprets the construction of an object that is data and nothing else."""
-    if kind is ChatMessage:
-        return _make_message
-    if is_subclass(kind, Event):
-        return partial(_make_event, kind)
-    if is_subclass(kind, LLM):
-        return lambda interpreter, arguments: call_model_class(interpreter, kind, arguments)
-    return None
 
 
 def _buffer_argument(arguments: Arguments) -> Symbol:

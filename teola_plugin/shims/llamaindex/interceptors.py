@@ -260,14 +260,16 @@ class LlamaIndexInvocation:
         """True if the method is a coroutine function."""
         return is_async_method(self._method)
 
-    def key(self) -> Hashable:
+    def key(self, target: Any = None) -> Hashable:
         """Return the very object with its settings at this moment, the method and the arguments.
 
         Where two objects of equal configuration embed the same query, the planner makes a call for each of them.
+        `target`: an object whose calls count as the same ones.
         """
         kwargs = {name: self._kwargs[name] for name in sorted(self._kwargs)}
+        model = self.target if target is None else target
         arguments = freeze(self._args, query_key), freeze(kwargs, query_key)
-        return id(self.target), _settings_hash(self.target), self._method, *arguments
+        return id(model), _settings_hash(model), self._method, *arguments
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
         """Call the body of the method; return its chunks behind `STREAM_OPENED` if it returns a generator."""

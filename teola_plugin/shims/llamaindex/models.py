@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import weakref
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from teola_plugin.request_keys import UnknownValue, configuration
 from teola_plugin.shims.llamaindex.records import Parts, attribute
 
 if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse
     from llama_index.core.llms.llm import LLM
     from llama_index.core.prompts import BasePromptTemplate
+    from llama_index.llms.openai import OpenAI
 
 NODE_CONTENT, NODE_TYPE = "_node_content", "_node_type"
 """Keys under which LlamaIndex keeps a node, and its class, in the metadata of a store's row."""
@@ -52,6 +56,88 @@ def parse_output(llm: LLM, text: str) -> str:
 
 
 # ------------------------------------------------------------ OpenAI
+
+_OPENAI_CLIENTS = ("_client", "_aclient", "_http_client", "_async_http_client")
+
+
+class CreatedModels:
+    """The `OpenAI` and `OpenAILike` LLMs that make the prefetched calls of LLMs which the code of a query creates.
+
+    They belong to one query, so that their clients serve one event loop, as those of the created LLMs do.
+    """
+
+    def __init__(self) -> None:
+        self._models: list[OpenAI] = []
+        self._clientless: dict[int, weakref.ref[OpenAI]] = {}
+        """LLMs that had no client when they were first seen, by id: one that they have now is the one that they make
+        of their configuration."""
+
+    def add(self, template: OpenAI) -> OpenAI:
+        """Return the query's LLM that is equal to `template`, with clients of its own."""
+        equal_model = self._find_equal(template)
+        if equal_model is None:
+            equal_model = _without_clients(template)
+            self._models.append(equal_model)
+        return equal_model
+
+    def find(self, llm: Any) -> OpenAI | None:
+        """Return the query's LLM whose calls are equal to those of `llm`: of equal class and configuration.
+
+        None for an LLM that may have got another client than the one that it makes itself.
+        """
+        if not any(type(llm) is type(model) for model in self._models):
+            return None
+        seen = self._clientless.get(id(llm))
+        if seen is None or seen() is not llm:
+            if _has_client(llm):
+                return None
+            self._clientless[id(llm)] = weakref.ref(llm)
+        return self._find_equal(llm)
+
+    def _find_equal(self, llm: OpenAI) -> OpenAI | None:
+        """Return an LLM of the query of equal class and configuration, whatever clients `llm` has."""
+        try:
+            settings = _configuration(llm)
+            return next(
+                (one for one in self._models if type(one) is type(llm) and _configuration(one) == settings), None
+            )
+        except UnknownValue:
+            return None
+
+    def share_clients(self, model: OpenAI) -> None:
+        """Let a model of the query use the client that a created LLM has made, in place of one more."""
+        if not any(one is model for one in self._models):
+            return
+        created = [llm for one in list(self._clientless.values()) if (llm := one()) is not None]
+        for llm in created:
+            if self._find_equal(llm) is model:
+                for name in _OPENAI_CLIENTS[:2]:
+                    setattr(model, name, getattr(model, name) or getattr(llm, name))
+
+    def drop_clients(self) -> None:
+        """Let go of all clients, which end as the client of an LLM that nobody holds any more."""
+        for model in self._models:
+            _drop_clients(model)
+
+
+def _configuration(llm: OpenAI) -> Hashable:
+    return configuration(_without_clients(llm))
+
+
+def _has_client(llm: OpenAI) -> bool:
+    return any(getattr(llm, name, None) is not None for name in _OPENAI_CLIENTS)
+
+
+def _without_clients(llm: OpenAI) -> OpenAI:
+    """Return a copy of an LLM that makes clients of its own when it is called."""
+    copied = copy.copy(llm)
+    _drop_clients(copied)
+    return copied
+
+
+def _drop_clients(llm: OpenAI) -> None:
+    for name in _OPENAI_CLIENTS:
+        setattr(llm, name, None)
 
 
 @dataclass(frozen=True, slots=True)

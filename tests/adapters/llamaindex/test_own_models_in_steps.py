@@ -479,7 +479,20 @@ class WarmerEachRound(Workflow):
         return StopEvent(result=written)
 
 
-def test_calls_with_settings_that_a_step_sets_send_the_originals_requests() -> None:
+class WarmerAfterEachRound(WarmerEachRound):
+    """A step that sets the model's temperature after each of its calls."""
+
+    @step
+    async def write(self, ev: StartEvent) -> StopEvent:
+        written = []
+        for word in ("oats", "ivy", "grass"):
+            written.append(str(await self.llm.acomplete(f"Describe {word}.")))
+            self.llm.temperature = (self.llm.temperature + 0.2) % 0.6
+        return StopEvent(result=written)
+
+
+@pytest.mark.parametrize("kind", [WarmerEachRound, WarmerAfterEachRound])
+def test_calls_with_settings_that_a_step_sets_send_the_originals_requests(kind: type[Workflow]) -> None:
     from llama_index.llms.openai_like import OpenAILike
     from support.openai_stub import MODEL, openai_stub
 
@@ -491,9 +504,9 @@ def test_calls_with_settings_that_a_step_sets_send_the_originals_requests() -> N
             return list(server.generations)
 
         given: dict[str, Any] = {"model": MODEL, "api_base": server.base_url, "api_key": "none", "is_chat_model": True}
-        expected = bodies_of(WarmerEachRound(OpenAILike(**given)))
+        expected = bodies_of(kind(OpenAILike(temperature=0.1, **given)))
         assert [round(body["temperature"], 1) for body in expected] == [0.1, 0.3, 0.5] * 2
-        assert bodies_of(accelerate(WarmerEachRound(OpenAILike(**given)))) == expected
+        assert bodies_of(accelerate(kind(OpenAILike(temperature=0.1, **given)))) == expected
 
 
 async def _run_twice(flow: Any) -> None:

@@ -121,3 +121,41 @@ def not_there(monkeypatch: pytest.MonkeyPatch, kind: type[Parts], bind: Callable
         patch.setattr(kind, "METHODS", (*kind.METHODS, "renamed"))
         with pytest.raises(RegistrationError, match="no method 'renamed'"):
             bind()
+
+
+# ------------------------------------------------------------ LLMs that code creates
+
+
+def created_llm(temperature: float = 0.0) -> OpenAILike:
+    return OpenAILike(model=MODEL, api_key="none", api_base="http://127.0.0.1:9/v1", temperature=temperature)
+
+
+def test_created_models_find_the_one_of_equal_configuration() -> None:
+    created = models.CreatedModels()
+    cold, warm = created.add(created_llm()), created.add(created_llm(1.0))
+    assert created.find(created_llm()) is cold
+    assert created.find(created_llm(1.0)) is warm
+    assert created.find(created_llm(0.5)) is None
+    assert created.add(created_llm()) is cold
+    assert created.find(object()) is None
+
+
+def test_created_models_do_not_stand_for_a_model_with_a_client_of_its_own() -> None:
+    created = models.CreatedModels()
+    created.add(created_llm())
+    with_client = created_llm()
+    with_client._client = SimpleNamespace()
+    assert created.find(with_client) is None
+
+
+def test_created_models_share_the_client_that_a_model_makes_later() -> None:
+    created = models.CreatedModels()
+    equal_model, llm = created.add(created_llm()), created_llm()
+    created.find(llm)
+    client = llm._get_client()
+    created.share_clients(equal_model)
+    assert equal_model._client is client
+    assert created.find(llm) is equal_model
+    created.drop_clients()
+    assert equal_model._client is None
+    assert llm._client is client
