@@ -95,7 +95,7 @@ class AnyGraph(Protocol):
 class OnTerms(Planned):
     """What LlamaIndex's have in common."""
 
-    def with_terms(
+    def with_request_context(
         self,
         *,
         app: str | None = None,

@@ -165,8 +165,8 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from teola_plugin import accelerate
 def ask(engine: BaseQueryEngine) -> None:
-    assert_type(accelerate(engine).with_terms(tenant="acme").query("?"), RESPONSE_TYPE)
-    accelerate(engine).with_terms(deadline="soon")
+    assert_type(accelerate(engine).with_request_context(tenant="acme").query("?"), RESPONSE_TYPE)
+    accelerate(engine).with_request_context(deadline="soon")
 """,
 }
 """Programs of who has one framework alone. The last line of each is wrong, and nothing else."""

@@ -54,7 +54,6 @@ PRIVATE_WORDS = {
 }
 """Words of this project alone, which no name may have as a part, and the terms of ARCHITECTURE.md for them."""
 ALLOWED_NAMES = {
-    "with_terms": "a public method of accelerated LlamaIndex objects",
     "test_a_caller_may_leave_early": "ordinary English: the caller stops reading",
     "test_searches_beside_writes_tell_no_version_of_other_rows": "a test of the conformance suite",
 }

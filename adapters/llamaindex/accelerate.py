@@ -27,7 +27,8 @@ from teola_plugin.tracer.llamaindex.classes import is_composite, is_pool_object,
 def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None = None) -> Any:
     """See `teola_plugin.accelerate`. Returns an instance of a subclass of the original's class.
 
-    An object that is accelerated already is accelerated again, with these options. `settings`: those of `with_terms`.
+    An object that is accelerated already is accelerated again, with these options. `settings`: those of its
+    `with_request_context`.
     """
     if options.read_only and options.strict:
         raise RegistrationError(
@@ -41,7 +42,7 @@ def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None 
     if isinstance(session, WritingSession):
         return accelerated(session, AcceleratedPipeline if isinstance(obj, IngestionPipeline) else AcceleratedIndex)
     session.shadow = shadow
-    return accelerated(session if settings is None else session.with_terms(settings))
+    return accelerated(session if settings is None else session.with_request_context(settings))
 
 
 def _session(obj: Any, options: Options) -> Any:

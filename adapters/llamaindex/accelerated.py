@@ -69,7 +69,7 @@ class PlannedAttributes(OriginalAttribute):
 
         def __teola_report__(self, input: Any = None) -> PlanReport: ...
 
-    def with_terms(
+    def with_request_context(
         self,
         *,
         app: str | None = None,
@@ -90,7 +90,7 @@ class PlannedAttributes(OriginalAttribute):
         changes = {"app": app, "tenant": tenant, "deadline_s": deadline_s, "weight": weight}
         session = session_of(self)
         settings = replace(session.settings, **{name: value for name, value in changes.items() if value is not None})
-        return accelerated(session.with_terms(settings))
+        return accelerated(session.with_request_context(settings))
 
     def report(self, input: Any = None) -> PlanReport:
         """Return what `explain()` prints, as data: a row for each place that makes calls, and for each part."""

@@ -222,7 +222,7 @@ class Session(ServedObject):
         self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
         self._last: list[Run] = []
 
-    def with_terms(self, settings: Settings) -> Session:
+    def with_request_context(self, settings: Settings) -> Session:
         """Return a session of the same object with other settings; plans are shared."""
         session = self._same_object(settings)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow

@@ -122,7 +122,7 @@ def engine(pool: EnginePool) -> Any:
     nodes = [TextNode(id_=f"n{i}", text=text) for i, text in enumerate(["Lambs eat grass.", "Oats are for horses."])]
     index = VectorStoreIndex(nodes, storage_context=storage, embed_model=TeolaEmbedding(pool=pool))
     fast: Any = accelerate(index.as_query_engine(llm=TeolaLLM(pool=pool, max_tokens=8)), pool=pool)
-    return fast.with_terms(app="farm")
+    return fast.with_request_context(app="farm")
 
 
 QUESTION = {"question": "What do lambs eat?"}

@@ -21,7 +21,7 @@ def engines(pool: EnginePool, index: VectorStoreIndex, llm: TeolaLLM) -> None:
     engine = index.as_query_engine(llm=llm)
     fast = accelerate(engine, pool=pool, app="desk")
     print(fast.query("?"), fast.explain("?"), fast.report().parts, fast.plan("?"))
-    on_context: BaseQueryEngine = fast.with_terms(tenant="acme", deadline_s=5.0)
+    on_context: BaseQueryEngine = fast.with_request_context(tenant="acme", deadline_s=5.0)
     if trace := fast.last_trace():
         print(on_context, trace.seconds)
     engine = accelerate(engine, engines="auto")

@@ -57,7 +57,7 @@ def graphs_and_llamaindex(pool: EnginePool, graph: CompiledStateGraph[State], in
     accelerate(graph).invoke(5)  # refused: call-overload
     engine = accelerate(index.as_query_engine())
     engine.explain(detail=True)  # refused: call-arg
-    engine.with_terms(deadline="soon")  # refused: call-arg
+    engine.with_request_context(deadline="soon")  # refused: call-arg
     TeolaLLM(pool=5)  # refused: arg-type
 
 

@@ -81,7 +81,7 @@ def test_workflow_attributes_hide_methods_of_the_accelerated_class(here: Stage) 
     original = flows.Stateful(here)
     fast = accelerate(original, pool=here.pool)
     assert fast.plan.__func__ is flows.Stateful.plan and fast.report == "mine"
-    assert fast.with_terms(app="mine").report == "mine" and fast.original is original
+    assert fast.with_request_context(app="mine").report == "mine" and fast.original is original
 
 
 def test_steps_added_later_run_in_accelerated_workflow(here: Stage) -> None:
@@ -372,7 +372,7 @@ def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
     fast = accelerate(Counted(num_concurrent_runs=2), pool=here.pool)
 
     async def played() -> None:
-        await asyncio.gather(*(fast.with_terms(tenant=f"t{i}").run() for i in range(6)))
+        await asyncio.gather(*(fast.with_request_context(tenant=f"t{i}").run() for i in range(6)))
 
     asyncio.run(played())
     assert most == 2

@@ -463,7 +463,7 @@ def test_copy_works_if_a_copy_of_the_original_works(make: Callable[[], Any], way
 def test_copy_has_own_state_and_keeps_options() -> None:
     original = OwnEngine()
     fast = accelerate(original, app="mine")
-    copied = copy.copy(fast.with_terms(tenant="t"))
+    copied = copy.copy(fast.with_request_context(tenant="t"))
     copied.prefix = "copy: "
     assert str(fast.query("q")) == ">q"
     assert str(copied.query("q")) == "copy: q"
@@ -542,7 +542,7 @@ def test_list_changed_in_place_applies_to_calls_with_bound_models(pool: EnginePo
 def test_request_context_is_kept_when_a_part_is_replaced(pool: EnginePool) -> None:
     own = MockLLM(max_tokens=4)
     engine = RetrieverQueryEngine.from_args(retriever(), llm=own)
-    fast = accelerate(engine, pool=pool, bind=[(own, "llm")]).with_terms(app="mine")
+    fast = accelerate(engine, pool=pool, bind=[(own, "llm")]).with_request_context(app="mine")
     engine._retriever = OwnRetriever("rope")
     fast.query(QUESTION)
     trace = fast.last_trace()

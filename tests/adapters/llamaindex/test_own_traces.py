@@ -139,7 +139,9 @@ def test_original_runs_if_no_trace_can_start(
     assert str(fast.query(ASKED)) == expected and fast.last_trace() is None
 
 
-def test_deadline_of_with_terms_applies_to_user_models(own: Watched) -> None:
-    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent).with_terms(tenant="acme", deadline_s=0.02)
+def test_deadline_of_with_request_context_applies_to_user_models(own: Watched) -> None:
+    fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent).with_request_context(
+        tenant="acme", deadline_s=0.02
+    )
     with pytest.raises(QueryTimeout):
         fast.query(ASKED)

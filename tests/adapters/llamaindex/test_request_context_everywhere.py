@@ -1,4 +1,4 @@
-"""`with_terms` on every way into the pool: also streamed, nested, and where planning failed."""
+"""`with_request_context` on every way into the pool: also streamed, nested, and where planning failed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_request_context_reaches_every_engine(
     name: str, planned: bool, own: EnginePool, stock: Library, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, ask = ENTRIES[name]
-    fast = accelerate(make(stock)).with_terms(tenant="acme", app="library", weight=2.0)
+    fast = accelerate(make(stock)).with_request_context(tenant="acme", app="library", weight=2.0)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("no plan today")
@@ -125,7 +125,7 @@ def test_request_context_reaches_every_engine(
 def test_nested_engine_with_a_tenant_uses_that_tenant(
     planned: bool, own: EnginePool, stock: Library, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, same = accelerate(stock.rag()).with_terms(tenant="beta"), accelerate(stock.rag(), app="inner")
+    other, same = accelerate(stock.rag()).with_request_context(tenant="beta"), accelerate(stock.rag(), app="inner")
 
     class Nesting(CustomQueryEngine):
         def custom_query(self, query_str: str) -> str:
@@ -135,7 +135,7 @@ def test_nested_engine_with_a_tenant_uses_that_tenant(
             return str(same.query(query_str))
 
     marks: list[int] = []
-    fast = accelerate(Nesting(), pool=own).with_terms(tenant="acme", weight=3.0)
+    fast = accelerate(Nesting(), pool=own).with_request_context(tenant="acme", weight=3.0)
     if not planned:
 
         def refuse(*_: Any, **__: Any) -> None:
@@ -151,7 +151,7 @@ def test_nested_engine_with_a_tenant_uses_that_tenant(
 @pytest.mark.parametrize("given", [{"deadline_s": "soon"}, {"weight": "heavy"}, {"weight": -1}])
 def test_invalid_request_context_raises_and_names_the_key(given: dict[str, Any], stock: Library) -> None:
     with pytest.raises(RegistrationError, match=next(iter(given))):
-        accelerate(stock.rag()).with_terms(**given)
+        accelerate(stock.rag()).with_request_context(**given)
 
 
 class Slow(CustomQueryEngine):
@@ -168,7 +168,7 @@ class Slow(CustomQueryEngine):
 
 def test_answer_after_the_deadline_raises_query_timeout(own: EnginePool) -> None:
     for fast in (accelerate(Slow(), pool=own), accelerate(Slow())):
-        late = fast.with_terms(deadline_s=0.1)
+        late = fast.with_request_context(deadline_s=0.1)
         with pytest.raises(QueryTimeout, match="deadline"):
             late.query(ASKED)
         with pytest.raises(QueryTimeout, match="deadline"):
@@ -185,7 +185,7 @@ def test_deadline_applies_if_planning_failed(monkeypatch: pytest.MonkeyPatch) ->
     model = FakeLLM(faults=Faults(hang_on=hangs))
     with EnginePool.local([model, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
         stock = library(pool, "late everywhere")
-        fast = accelerate(stock.rag()).with_terms(deadline_s=0.2)
+        fast = accelerate(stock.rag()).with_request_context(deadline_s=0.2)
         monkeypatch.setattr(pool, "plan", refuse)
         with settings(stock.llm), pytest.raises(QueryTimeout, match="deadline"):
             fast.query(ASKED)

@@ -53,12 +53,12 @@ def kept(keeping: Keeping) -> Iterator[Library]:
 
 
 @pytest.mark.parametrize("name", ["hyde", "fusion, compact", "accumulated"])
-def test_requests_have_the_tenant_of_with_terms(kept: Library, keeping: Keeping, name: str) -> None:
+def test_requests_have_the_tenant_of_with_request_context(kept: Library, keeping: Keeping, name: str) -> None:
     fast = accelerate(ENGINES[name](kept))
     answers = []
     for tenant in ("", "one", "two"):
         keeping.requests.clear()
-        one = fast.with_terms(tenant=tenant) if tenant else fast
+        one = fast.with_request_context(tenant=tenant) if tenant else fast
         answers.append(shown(one.query(ASKED)))
         assert keeping.requests and {request.tenant for request in keeping.requests} == {tenant}
     assert answers[0] == answers[1] == answers[2]
@@ -67,15 +67,15 @@ def test_requests_have_the_tenant_of_with_terms(kept: Library, keeping: Keeping,
 def test_subplan_of_a_chat_engine_keeps_tenant_and_app(kept: Library, keeping: Keeping) -> None:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = CondenseQuestionChatEngine.from_defaults(kept.fused("tree_summarize"), llm=kept.llm, memory=memory)
-    fast = accelerate(engine).with_terms(tenant="one", app="talk")
+    fast = accelerate(engine).with_request_context(tenant="one", app="talk")
     keeping.requests.clear()
     fast.chat(ASKED)
     assert {request.tenant for request in keeping.requests} == {"one"} and fast.last_trace().app == "talk"
 
 
-def test_with_terms_keeps_other_settings_and_the_original_object(kept: Library) -> None:
+def test_with_request_context_keeps_other_settings_and_the_original_object(kept: Library) -> None:
     fast = accelerate(kept.fused(), app="library")
-    other = fast.with_terms(tenant="one", weight=3.0).with_terms(deadline_s=60.0)
+    other = fast.with_request_context(tenant="one", weight=3.0).with_request_context(deadline_s=60.0)
     other.query(ASKED)
     fast.query(ASKED)
     assert other.last_trace().app == fast.last_trace().app == "library"
@@ -96,7 +96,7 @@ def test_query_past_its_deadline_raises_query_timeout(way: str) -> None:
         stock = library(pool, "late")
         with settings(stock.llm):
             for engine in (stock.fused(), stock.rag()):  # one that runs ahead, one that is only traced
-                fast = accelerate(engine).with_terms(deadline_s=0.2)
+                fast = accelerate(engine).with_request_context(deadline_s=0.2)
                 with pytest.raises(QueryTimeout, match="deadline"):
                     fast.query(ASKED) if way == "query" else asyncio.run(fast.aquery(ASKED))
                 assert fast.last_trace().outcome == "timeout"
@@ -115,7 +115,7 @@ def test_deadline_that_passes_between_calls_fails_the_next_call(kept: Library, s
 
     retriever = Slow(kept.index, similarity_top_k=1)
     engine = RetrieverQueryEngine.from_args(retriever, llm=kept.llm, streaming=stream)
-    fast = accelerate(engine).with_terms(deadline_s=0.05)
+    fast = accelerate(engine).with_request_context(deadline_s=0.05)
     with pytest.raises(QueryTimeout, match="deadline"):
         made = fast.query(ASKED)
         list(made.response_gen)

@@ -134,7 +134,7 @@ def test_shadow_compares_its_share_and_copies_start_empty() -> None:
     report = fast.shadow
     assert 3 <= report.compared + report.skipped <= 17
     assert copy.copy(fast).shadow == ShadowReport() == accelerate(Own(answer=str)).shadow
-    assert fast.with_terms(tenant="acme").shadow == report
+    assert fast.with_request_context(tenant="acme").shadow == report
 
 
 # ------------------------------------------------------------ unseen
