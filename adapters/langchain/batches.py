@@ -94,7 +94,7 @@ class BatchMethods:
         if (
             not inputs
             or (self._pool is None and prefetching_entry is None)
-            or (self._pool is not None and limit is not None)
+            or (self._pool is not None and self._pool.engine_names and limit is not None)
         ):
             return None
         pairs = zip(inputs, configs, strict=True)

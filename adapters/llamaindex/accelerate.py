@@ -60,7 +60,7 @@ def _session(obj: Any, options: Options) -> Any:
         session = WritingSession(obj, options, rules)
     else:
         session = _new_session(obj, options.pool, settings, rules)
-        if options.pool is None:
+        if session.pool is None:
             for entry in entries_of(obj):
                 session.prefetch_plan(entry)  # before the first call: it takes a while
         session.serving = serving
@@ -124,4 +124,4 @@ def _pool_of(node: Any) -> Any:
     route = route_of(node)
     if route is not None:
         return route.pool
-    return getattr(node.__teola_session__ if isinstance(node, Accelerated) else node, "pool", None)
+    return node.__teola_session__.tracing_pool if isinstance(node, Accelerated) else getattr(node, "pool", None)

@@ -117,7 +117,7 @@ class PlannedAttributes(OriginalAttribute):
         session = session_of(self)
         last = session.last
         trace: QueryTrace | None = None if last is None else last.trace.result(timeout)
-        return trace if trace is None or session.pool is not None or trace.spans else None
+        return trace if trace is None or session.tracing_pool is not None or trace.spans else None
 
     @ShadowableProperty
     def shadow(self) -> ShadowReport:
@@ -167,7 +167,7 @@ class Accelerated:
     def __teola_of__(self) -> tuple[Any, EnginePool | None]:
         """Return the original and the pool that plans it."""
         session = session_of(self)
-        return session.original, session.pool
+        return session.original, session.tracing_pool
 
     def __teola_report__(self, input: Any = None) -> PlanReport:
         session = session_of(self)

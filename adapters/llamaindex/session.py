@@ -137,7 +137,7 @@ class StartedCall(NamedTuple):
     """That of the original's requests where there is no query; None for the one around the call."""
     deadline: Deadline | None
     prefetcher: Prefetching | None = None
-    """Prefetches calls of the user's own models: without a pool, or where the pool's graph starts nothing."""
+    """Prefetches calls of the user's own models: without engines, or where the pool's graph starts nothing."""
     rules: RoutingRules | None = None
     """Which engines do the work of which models, also for answers that are read later."""
 
@@ -180,7 +180,10 @@ class ServedObject:
 
     def __init__(self, original: Any, pool: EnginePool | None, rules: RoutingRules | None = None) -> None:
         self.original = original
-        self.pool = pool
+        self.pool = pool if pool is not None and pool.engine_names else None
+        """The pool whose engines plans use; None without engines."""
+        self.tracing_pool = pool
+        """The pool that traces the calls, which may have no engines; None to trace only calls that prefetch others."""
         self.rules = rules
         """Which engines do the work of which models during a call; None to leave that to the object around."""
         self.accelerate_copy: Callable[..., Any] = unchanged
@@ -231,7 +234,7 @@ class Session(ServedObject):
         return session
 
     def _same_object(self, settings: Settings) -> Session:
-        return Session(self.original, self.pool, settings, self._accelerate_part, self.rules)
+        return Session(self.original, self.tracing_pool, settings, self._accelerate_part, self.rules)
 
     # ------------------------------------------------------------ plans and explanations
 
@@ -244,7 +247,7 @@ class Session(ServedObject):
             return traced
 
     def plan(self, entry: str, input: Any = None, texts: int = 0) -> Optimised | None:
-        """Return the e-graph of an entry; None without a pool."""
+        """Return the e-graph of an entry; None without engines."""
         if self.pool is None:
             return None
         return self._plan_template(self.pool, self.entry(entry, texts).traced, input)
@@ -358,13 +361,13 @@ class Session(ServedObject):
                 meter_run(rules, run.query_run, self.pool)
                 prefetcher = None if is_async else self._start_prefetching(run, entry, graph_input)
                 return StartedCall(run, target, None, Deadline.of(run), prefetcher, rules)
-        clock = time.monotonic if self.pool is None else self.pool.runtime.time
+        clock = time.monotonic if self.tracing_pool is None else self.tracing_pool.runtime.time
         request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
         unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=rules)
         is_off = is_async or self.settings.speculate == "off" or isinstance(self.original, Workflow)
-        if self.pool is not None or is_off:
+        if self.pool is not None or (is_off and self.tracing_pool is None):
             return unplanned_call
-        return self._begin_without_pool(entry, graph_input, unplanned_call, runs)
+        return self._begin_without_engines(entry, graph_input, unplanned_call, runs, is_off=is_off)
 
     def _start_prefetching(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
         """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these."""
@@ -381,21 +384,28 @@ class Session(ServedObject):
             log_fallback(error, self.original, f"a call of `{entry}`")
             return None
 
-    def _begin_without_pool(
-        self, entry: str, graph_input: GraphInput | None, unplanned_call: StartedCall, runs: Sequence[Any]
+    def _begin_without_engines(
+        self,
+        entry: str,
+        graph_input: GraphInput | None,
+        unplanned_call: StartedCall,
+        runs: Sequence[Any],
+        *,
+        is_off: bool,
     ) -> StartedCall:
-        """Start a sync call without a pool, and trace it, if it or its parts prefetch calls of the user's own models.
+        """Start a call without engines, and trace it, if it or its parts prefetch calls of the user's own models.
 
-        If neither does, return `unplanned_call`.
+        If neither does, trace it in the pool that was given, or return `unplanned_call` without a pool. `is_off`:
+        nothing is prefetched.
         """
-        run: Run | None = None
+        run, plan, target = None, None, self.original
         try:
-            plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
-            plan = plan if plan is not None and plan.intercept() else None
-            target = self.original
-            if plan is not None or _has_gaining_parts(target, self.settings.threads):
+            if not is_off:
+                plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
+                plan = plan if plan is not None and plan.intercept() else None
+            if plan is not None or (not is_off and _has_gaining_parts(target, self.settings.threads)):
                 target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)
-            if plan is None and target is self.original:
+            if self.tracing_pool is None and plan is None and target is self.original:
                 return unplanned_call
             run = self._watch_call(runs)
             prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.query_run)
@@ -408,8 +418,8 @@ class Session(ServedObject):
         return unplanned_call._replace(run=run, target=target, prefetcher=prefetcher)
 
     def _watch_call(self, runs: Sequence[Any]) -> Run:
-        """Start the trace of a call without a pool: as a query, or as a part of the query around it."""
-        pool = watching_pool()
+        """Start the trace of a call without engines: as a query, or as a part of the query around it."""
+        pool = self.tracing_pool or watching_pool()
         outer_run = joinable(context_of(self.settings.requested_context, runs, pool).run)
         if outer_run is not None:
             return JoinedRun(outer_run)

@@ -16,7 +16,7 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 
 from teola_plugin.adapters.calls import Deadline, interrupting, joined
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, describe_measured_gain, ended_trace, seconds_saved
-from teola_plugin.adapters.llamaindex.session import GraphInput, Run, Session, Settings, StartedCall
+from teola_plugin.adapters.llamaindex.session import GraphInput, JoinedRun, Run, Session, Settings, StartedCall
 from teola_plugin.adapters.llamaindex.substitution import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import (
     AgentRun,
@@ -94,7 +94,7 @@ class WorkflowSession(Session):
         return plans
 
     def _same_object(self, settings: Settings) -> WorkflowSession:
-        return WorkflowSession(self.original, self.pool, settings, self._accelerate_part, self.rules, self)
+        return WorkflowSession(self.original, self.tracing_pool, settings, self._accelerate_part, self.rules, self)
 
     def entry(self, entry: str, texts: int = 0) -> TracedEntry:
         """Return an entry with the report alone; the graphs of the parts are planned when they are called."""
@@ -118,7 +118,8 @@ class WorkflowSession(Session):
         with self.calling():
             call = self._begin(RUN, None, is_async=True)
             if self._step_plans is not None:
-                call = call._replace(prefetcher=self._step_plans.start_run(self._trace_run(self._step_plans)))
+                run = self._trace_run(self._step_plans) if call.run is None else JoinedRun(call.run.query_run)
+                call = call._replace(prefetcher=self._step_plans.start_run(run))
             with call.failing(), joined(call.query_run, call.request_context), in_agent_run(self._agent_run(call.run)):
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
@@ -141,10 +142,11 @@ class WorkflowSession(Session):
 
     def _agent_run(self, run: Run | None) -> AgentRun | None:
         """Return the state of an agent's run; None for a workflow that is no agent, and for a call without a query."""
-        if run is None or self.pool is None or not isinstance(run.query_run, QueryRun):
+        pool = self.tracing_pool
+        if run is None or pool is None or not isinstance(run.query_run, QueryRun):
             return None
         run.query_run.has_user_code = True
-        return AgentRun(self.pool, run.query_run, self._tools, self.settings.passes) if self._is_agent else None
+        return AgentRun(pool, run.query_run, self._tools, self.settings.passes) if self._is_agent else None
 
 
 # ------------------------------------------------------------ the end of a run
