@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from teola_plugin.adapters.comparison import Entries
+from teola_plugin.adapters.contract import reported_tokens
 from teola_plugin.errors import RegistrationError
 from teola_plugin.runtime.usage import Tally, Tokens
 from teola_plugin.shims.interception import CallObserver, observers
@@ -104,11 +105,12 @@ def tokens_of(value: Any) -> Tokens | None:
         from teola_plugin.adapters.llamaindex.checking import tokens_of as llamaindex_tokens
 
         return llamaindex_tokens(value)
-    if "langchain_core" not in sys.modules:
-        return None
-    from teola_plugin.adapters.langchain.usage import tokens_of as langchain_tokens
+    tokens = None
+    if "langchain_core" in sys.modules:
+        from teola_plugin.adapters.langchain.usage import tokens_of as langchain_tokens
 
-    return langchain_tokens(value)
+        tokens = langchain_tokens(value)
+    return reported_tokens(value) if tokens is None else tokens
 
 
 # ------------------------------------------------------------ serving an app

@@ -6,6 +6,7 @@ needs for itself, and is registered by `register`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from teola_plugin.shims import httpx
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.options import Options
+    from teola_plugin.runtime.usage import Tokens
 
 
 class Adapter(Protocol):
@@ -128,6 +130,20 @@ def adapter_of(obj: Any) -> Adapter:
             "wrap a plain function in RunnableLambda",
         )
     return adapter
+
+
+def reported_tokens(value: Any) -> Tokens | None:
+    """Return the tokens that a result or a chunk reports, as a registered adapter reads it; None if none can."""
+    for adapter in _adapters:
+        with contextlib.suppress(Exception):  # the call has succeeded: its caller shall not hear of this
+            tokens: Tokens | None = getattr(adapter, "tokens_of", _no_tokens)(value)
+            if tokens is not None:
+                return tokens
+    return None
+
+
+def _no_tokens(value: Any) -> None:
+    """Read nothing: the adapters of this package have readers of their own."""
 
 
 def uninstall_all() -> None:

@@ -12,10 +12,9 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -23,23 +22,38 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from teola_plugin.adapters.automatic_engines import report_with_rules
 from teola_plugin.adapters.options import Options
+from teola_plugin.adapters.plan_report import CallRow, PlanReport, Status
 from teola_plugin.adapters.planned_queries import expected_sizes, log_fallback, sites_that_start_sooner, submit
-from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers, shared_pool
-from teola_plugin.adapters.routing import ROUTE, EngineRoute
-from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, ensure_engine, prefetchers, shared_pool
+from teola_plugin.adapters.routing import (
+    ROUTE,
+    EngineRoute,
+    RoutingRules,
+    current_rules,
+    meter_run,
+    rules_of_call,
+    under_routing,
+)
+from teola_plugin.adapters.snapshots import FieldSnapshot, NotCopied, snapshot
 from teola_plugin.adapters.thread_safety import ThreadSafety
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import ITEM, Attributes, Component, Query, Ref, Role, named
+from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import PROVIDER
+from teola_plugin.pool import EnginePool
 from teola_plugin.request_keys import TargetKey, freeze
 from teola_plugin.runtime.call_limits import is_inside_prefetch
 from teola_plugin.runtime.claims import Caller
 from teola_plugin.runtime.provider_call import Parked, executing
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
+from teola_plugin.runtime.query_run import QueryRun
 from teola_plugin.runtime.threads import daemon_threads
-from teola_plugin.shims.interception import MethodInterceptors
+from teola_plugin.runtime.usage import Tokens
+from teola_plugin.shims.interception import MethodInterceptors, observed_by
 from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
+from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
@@ -98,38 +112,6 @@ def forwarded_slots(original_class: type, holder: Callable[[Any], Any]) -> dict[
     return {name: forwarded(member) for name, member in sorted(members.items())}
 
 
-class FieldSnapshot:
-    """The fields of objects, which plans and copies of them are made of, as they were at some time."""
-
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self._fields = [(vars(obj), getattr(type(obj), "model_fields", None)) for obj in objects]
-        self._values = self._current()
-
-    def holds(self) -> bool:
-        """Return True if no field was set, and no list or dictionary among them was changed, since.
-
-        Values are compared by identity, so an equal object in place of another counts as a change. No code of the
-        user's runs for it.
-        """
-        values = self._current()
-        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
-
-    def _current(self) -> list[Any]:
-        """Return the present values of all fields, with the items of lists, tuples and dictionaries among them.
-
-        `holds` compares two such lists to learn if something was set or replaced since.
-        """
-        values: list[Any] = []
-        for fields, names in self._fields:
-            for value in [*fields.values()] if names is None else [fields.get(name) for name in names]:
-                values.append(value)
-                if type(value) is list or type(value) is tuple:
-                    values += value
-                elif type(value) is dict:
-                    values += value.values()
-        return values
-
-
 class MethodCall(NamedTuple):
     """A call of a provider method: its name and what it is called with."""
 
@@ -176,14 +158,18 @@ class MethodAdapter(ABC):
         """Return True if the sync methods of a model may run on several threads at once."""
         return threads.allows(target)
 
+    def tokens_of(self, value: Any) -> Tokens | None:
+        """Return the tokens that a model reports with a result or a chunk, for `prices=`; None if it reports none."""
+        return None
+
     # ------------------------------------------------------------ the same for all frameworks
 
     def accelerate(self, obj: Any, options: Options) -> Any:
         """Return an object of a subclass of the app's class that shares its state."""
-        if options.bind or options.engines is not None or options.shadow:
-            raise RegistrationError(
-                f"bind=, engines= and shadow= are not there for a {type(obj).__qualname__}.", hint="leave them out"
-            )
+        unsupported = ("bind", "engines", "shadow", "read_only", "prompt_cache")
+        if refused := [f"{name}=" for name in unsupported if getattr(options, name)]:
+            what = f"{' and '.join(refused)} for a {type(obj).__qualname__}"
+            raise RegistrationError(f"this framework's adapter has no {what}.", hint="leave them out")
         obj = getattr(type(obj), "__teola_original__", obj)
         if not hasattr(obj, "__dict__"):
             raise TraceError(f"a {type(obj).__qualname__} has no attributes that can be shared.")
@@ -192,7 +178,13 @@ class MethodAdapter(ABC):
         entries = {name: planner.entry_point(name) for name in self.entry_points}
         cls: Any = type(obj)
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        more = {"__teola_original__": obj, "original": property(lambda _: obj), "explain": lambda _: planner.explain()}
+        more = {
+            "__teola_original__": obj,
+            "original": property(lambda _: obj),
+            "explain": lambda _: planner.explain(),
+            "report": lambda _: planner.report(),
+            "last_trace": lambda _, timeout=5.0: planner.last_trace(timeout),
+        }
         subclass: Any = type(cls)(cls.__name__, (cls,), {**names, **entries, **more})
         fast = object.__new__(subclass)
         object.__setattr__(fast, "__dict__", obj.__dict__)
@@ -246,7 +238,7 @@ class MethodAdapter(ABC):
         def wrapper(target: Any, /, *args: Any, **kwargs: Any) -> Any:
             scope = scope_of(target)
             if scope is None:
-                return original(target, *args, **kwargs)
+                return _metered(original)(target, *args, **kwargs)
             one = invocation(target, args, kwargs)
             if inspect.isasyncgenfunction(original):
                 return scope.aitems(one)
@@ -256,10 +248,16 @@ class MethodAdapter(ABC):
         async def awrapper(target: Any, /, *args: Any, **kwargs: Any) -> Any:
             scope = scope_of(target)
             if scope is None:
-                return await original(target, *args, **kwargs)
+                return await _metered(original)(target, *args, **kwargs)
             return await scope.aresult(invocation(target, args, kwargs))
 
         return awrapper if inspect.iscoroutinefunction(original) else wrapper
+
+
+def _metered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the original method of a model, whose calls and tokens are counted if the query around it has prices."""
+    rules = current_rules.get()
+    return original if rules is None or rules.usage is None else observed_by(rules.usage, original)
 
 
 _NO_SCOPE: tuple[CallScope | None, frozenset[type]] = (None, frozenset())
@@ -291,7 +289,7 @@ class MethodInvocation:
 
     def start(self, record: Callable[[Any], object] | None) -> Any:
         """Call the original method."""
-        return self._original(self.target, *self._call.args, **self._call.kwargs)
+        return _metered(self._original)(self.target, *self._call.args, **self._call.kwargs)
 
     def report(self, event: Any) -> Any:
         """Report nothing: these methods have no run manager."""
@@ -367,6 +365,8 @@ class MethodPlanner:
 
     def __init__(self, adapter: MethodAdapter, obj: Any, options: Options) -> None:
         self._adapter, self._obj, self._options = adapter, obj, options
+        self._rules = RoutingRules(meter=options.meter) if options.meter is not None else None
+        self._last: QueryRun | None = None
         self._plans: dict[bool, MethodPlan | None] = {}
         """By `on_loop`; None for an app that is not understood."""
 
@@ -393,17 +393,17 @@ class MethodPlanner:
         Without a plan, or if planning fails (which is logged), the body runs as it always did. `loop` is the caller's
         loop; None in a sync method, whose prefetches run on threads.
         """
-        try:
-            plan = self.plan(on_loop=loop is not None) if self._adapter.is_installed else None
-            query = MethodQuery(self._adapter, plan, args, kwargs, loop) if plan and plan.prefetched else None
-        except Exception as error:  # nothing has been called yet
-            log_fallback(error, self._obj)
-            query = None
-        if query is None:
-            yield
-            return
-        with query.in_force():
-            yield
+        query = None
+        with under_routing(rules_of_call(self._rules)):
+            try:
+                plan = self.plan(on_loop=loop is not None) if self._adapter.is_installed else None
+                if plan is not None and plan.prefetched:
+                    query = MethodQuery(self._adapter, plan, args, kwargs, loop, self._options.pool or shared_pool())
+                    self._last = query.run
+            except Exception as error:  # nothing has been called yet
+                log_fallback(error, self._obj)
+            with contextlib.nullcontext() if query is None else query.in_force():
+                yield
 
     def plan(self, *, on_loop: bool) -> MethodPlan | None:
         """Return the plan of the entry points of a kind; None if the app is not understood.
@@ -440,11 +440,29 @@ class MethodPlanner:
         return MethodPlan(traced, dict(lowering.targets), prefetched, frozenset(on_threads), fields)
 
     def explain(self) -> str:
-        """Return one line for each call site of the sync entry points."""
+        """Return one line for each call site of the sync entry points. With prices, what a query costs comes last."""
+        report, is_understood = self.report(), self.plan(on_loop=False) is not None
+        rows = "\n".join(f"{row.name}: {row.status.value}" for row in report.calls)
+        return (rows if is_understood else "not understood: the original runs as it always did") + report.engines_text
+
+    def report(self) -> PlanReport:
+        """Return a row for each call site of the sync entry points. With prices, the report has the cost of queries."""
+        from teola_plugin.adapters.explain import ended_trace, unplanned
+
         plan = self.plan(on_loop=False)
-        if plan is None:
-            return "not understood: the original runs as it always did"
-        return "\n".join(f"{site}: {'prefetched' if site in plan.prefetched else 'in place'}" for site in plan.targets)
+        targets, prefetched = ({}, set[str]()) if plan is None else (plan.targets, plan.prefetched)
+        rows = tuple(
+            CallRow(site, Status.PREFETCHED if site in prefetched else Status.IN_PLACE, type(target).__name__)
+            for site, target in targets.items()
+        )
+        names = tuple(row.name for row in rows if row.status is Status.PREFETCHED)
+        parts = TraceReport((TraceNode("app", type(self._obj).__name__, "original" if plan is None else "lowered"),))
+        expect = unplanned(names, ended_trace(() if self._last is None else [self._last]))
+        return report_with_rules(PlanReport(parts, names, expect, rows), None, self._rules)
+
+    def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
+        """Return the trace of the last query that prefetched calls; None before it. `timeout`: seconds to wait."""
+        return None if self._last is None else self._last.trace.result(timeout)
 
 
 # ------------------------------------------------------------ one query
@@ -460,7 +478,9 @@ class MethodQuery:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         loop: asyncio.AbstractEventLoop | None,
+        pool: EnginePool,
     ) -> None:
+        """Start to prefetch. Raise `EngineUnavailable` if the pool, which traces the query, is not running."""
         self._adapter, self._plan, self._loop = adapter, plan, loop
         self._table = ProviderCallTable()
         self._context = copy_context()
@@ -468,18 +488,19 @@ class MethodQuery:
         self._lock = threading.Lock()
         self._scopes: list[tuple[str, CallScope]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        pool, input = shared_pool(), adapter.query_input(args, kwargs)
-        pool.running_now()
-        traced = plan.traced
-        optimised = pool.plan(traced.template, expected_sizes(traced, input), passes=pool.passes, speculate="auto")
+        input, traced, passes = adapter.query_input(args, kwargs), plan.traced, shared_pool().passes
+        ensure_engine(pool)
+        optimised = pool.plan(traced.template, expected_sizes(traced, input), passes=passes, speculate="auto")
         query = Query({"input": input})
         self._query_id = query.id
         prefetchers[query.id] = self
         try:
-            self._run = submit(pool, query, optimised, traced.calls)
+            self.run = submit(pool, query, optimised, traced.calls)
         except BaseException:
             prefetchers.pop(query.id, None)
             raise
+        self._table.begin(self.run)
+        meter_run(current_rules.get(), self.run, pool)
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
@@ -510,7 +531,7 @@ class MethodQuery:
             scope.drop()
         for task in list(self._tasks):
             task.cancel()
-        self._run.close()
+        self.run.close()
 
     def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
         """Return what the model at a call site gives. See `provider_executor.Prefetcher`."""
@@ -569,11 +590,7 @@ class MethodQuery:
             _end(result, Outcome(value))
 
     def _value(self, items: list[Any], invocation: MethodInvocation) -> Any:
-        """Return the value of one prefetched provider call, made of the items that the call gave.
-
-        It is the list of all chunks if the provider method streams, else its single result. `_read` and `_aread` pass
-        it to the query's graph as the outcome of the prefetch.
-        """
+        """Return what the graph gets of a prefetched call: all chunks if its method streams, else its one result."""
         return items if invocation.streams else items[0]
 
 

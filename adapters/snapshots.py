@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
+import operator
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Generic
@@ -188,3 +189,35 @@ def data_key(value: Any) -> Hashable:
     if kind in (list, tuple):
         return kind, tuple(data_key(inner) for inner in value)
     raise TypeError(f"{kind.__name__} is no plain data")
+
+
+class FieldSnapshot:
+    """The fields of objects, which plans and copies of them are made of, as they were at some time."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._fields = [(vars(obj), getattr(type(obj), "model_fields", None)) for obj in objects]
+        self._values = self._current()
+
+    def holds(self) -> bool:
+        """Return True if no field was set, and no list or dictionary among them was changed, since.
+
+        Values are compared by identity, so an equal object in place of another counts as a change. No code of the
+        user's runs for it.
+        """
+        values = self._current()
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+
+    def _current(self) -> list[Any]:
+        """Return the present values of all fields, with the items of lists, tuples and dictionaries among them.
+
+        `holds` compares two such lists to learn if something was set or replaced since.
+        """
+        values: list[Any] = []
+        for fields, names in self._fields:
+            for value in [*fields.values()] if names is None else [fields.get(name) for name in names]:
+                values.append(value)
+                if type(value) is list or type(value) is tuple:
+                    values += value
+                elif type(value) is dict:
+                    values += value.values()
+        return values

@@ -43,10 +43,10 @@ from teola_plugin.adapters.langchain.composites import with_parts as with_struct
 from teola_plugin.adapters.langchain.pools import the_pool_of
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan, is_lowered, plan_prefetching
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
-from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import RoutingRules, under_routing
+from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
 from teola_plugin.tracer.draft import TraceResult

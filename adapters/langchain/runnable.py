@@ -40,11 +40,11 @@ from teola_plugin.adapters.langchain.shadow import (
     shadow_of,
 )
 from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
-from teola_plugin.adapters.method_adapter import FieldSnapshot
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
 from teola_plugin.adapters.planned_queries import expected_sizes, graph_saves_time, joinable, log_fallback, submit
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
 from teola_plugin.adapters.routing import RoutingRules, meter_run, rules_of_call, under_routing
+from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.observe.spans import QueryTrace

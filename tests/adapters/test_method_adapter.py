@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 
-from teola_plugin import accelerate, uninstall
+from teola_plugin import EnginePool, Price, accelerate, uninstall
 from teola_plugin.adapters import contract
 from teola_plugin.errors import RegistrationError, TraceError
+from teola_plugin.observe import Cost
+from teola_plugin.runtime.usage import Tokens
 from tests.support import toy_adapter, toy_framework
 from tests.support.toy_adapter import ToyAdapter
 from tests.support.toy_framework import Ask, ForEach, ToyApp, ToyModel, ToyStep
@@ -187,13 +190,16 @@ def test_a_changed_app_is_planned_again() -> None:
     assert calls.prompts == {"first why": 1, "changed why": 1, "slow(first why) and slow(changed why)": 1}
 
 
+class UnknownStep(ToyStep):
+    """A step of a class that the adapter does not know."""
+
+    into = "x"
+
+    def run(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"x": 1}
+
+
 def test_app_with_an_opaque_step_runs_unchanged() -> None:
-    class UnknownStep(ToyStep):
-        into = "x"
-
-        def run(self, state: dict[str, Any]) -> dict[str, Any]:
-            return {"x": 1}
-
     calls = Calls()
     app = independent(calls)
     app.steps.steps.insert(1, UnknownStep())
@@ -250,8 +256,10 @@ def test_uninstall_restores_the_methods() -> None:
 
 
 def test_option_unsupported_by_the_framework_raises() -> None:
-    with pytest.raises(RegistrationError, match="shadow="):
+    with pytest.raises(RegistrationError, match="has no shadow= for a ToyApp"):
         accelerate(independent(Calls()), shadow=1.0)
+    with pytest.raises(RegistrationError, match="has no read_only= and prompt_cache= for a ToyApp"):
+        accelerate(independent(Calls()), read_only=["search"], prompt_cache=True)
 
 
 def test_object_without_an_adapter_raises() -> None:
@@ -261,3 +269,154 @@ def test_object_without_an_adapter_raises() -> None:
 
 def test_toy_adapter_has_at_most_300_lines() -> None:
     assert len(inspect.getsource(toy_adapter).splitlines()) <= 300
+
+
+# ------------------------------------------------------------ prices
+
+
+PRICES = {"slow": Price(input=2.0, output=10.0)}
+
+
+@pytest.fixture
+def reads_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the adapter read ten tokens of the prompt, and one of the answer, from each result of a model."""
+    monkeypatch.setattr(ToyAdapter, "tokens_of", lambda self, value: Tokens(10, 0, 1))
+
+
+def cost_of(fast: Any) -> Cost:
+    cost: Cost | None = fast.report().cost
+    assert cost is not None
+    return cost
+
+
+def priced(calls: Calls, make: Callable[[Calls], ToyApp], **options: Any) -> Any:
+    """Return an accelerated app whose models' names are in a field that says which model they call."""
+    app = make(calls)
+    for asking in (getattr(step, "step", step) for step in app.steps.steps):
+        asking.model.model = asking.model.name
+    return accelerate(app, prices=PRICES, **options)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("make", [independent, grading])
+@pytest.mark.usefixtures("reads_tokens")
+def test_prices_count_each_call_once(make: Callable[[Calls], ToyApp], is_async: bool) -> None:
+    calls = Calls()
+    fast = priced(calls, make)
+
+    asyncio.run(fast.aanswer(STATE)) if is_async else fast.answer(STATE)
+
+    cost, made = cost_of(fast), sum(calls.prompts.values())
+    assert calls.most > 1
+    assert [(row.model, row.calls, row.input_tokens, row.output_tokens) for row in cost.models] == [
+        ("slow", made, 10 * made, made)
+    ]
+    assert cost.dollars == pytest.approx(made * (10 * 2.0 + 10.0) / 1e6)
+    assert not cost.wasted.models
+    assert "Cost" in fast.explain()
+
+
+@pytest.mark.usefixtures("reads_tokens")
+def test_prices_count_calls_of_an_app_that_is_not_understood() -> None:
+    calls = Calls()
+    app = independent(calls)
+    app.steps.steps.insert(1, UnknownStep())
+    fast = accelerate(app, prices=PRICES)
+
+    fast.answer(STATE)
+
+    assert sum(row.calls for row in cost_of(fast).models) == 3
+    assert cost_of(fast).dollars is None  # the models say no name that the table has
+    assert fast.last_trace() is None
+
+
+@pytest.mark.usefixtures("reads_tokens")
+def test_prefetched_call_that_nobody_used_is_counted_as_wasted() -> None:
+    calls = Calls()
+    fast = priced(
+        calls,
+        lambda calls: ToyApp(
+            [Ask(RemoteModel(calls), "fail {question}", "a"), Ask(RemoteModel(calls), "second {question}", "b")]
+        ),
+    )
+
+    with pytest.raises(ValueError, match="no answer"):
+        fast.answer(STATE)
+
+    assert [row.calls for row in cost_of(fast).wasted.models] == [1]
+
+
+def test_adapter_that_reads_no_tokens_leaves_dollars_open() -> None:
+    calls = Calls()
+    fast = priced(calls, independent)
+
+    fast.answer(STATE)
+
+    assert cost_of(fast).facts()["calls_without_tokens"] == 3
+    assert cost_of(fast).dollars is None
+
+
+def test_reader_of_tokens_that_raises_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyAdapter, "tokens_of", lambda self, value: value.usage)
+    fast = priced(Calls(), independent)
+
+    assert fast.answer(STATE) == independent(Calls()).answer(STATE)
+    assert cost_of(fast).facts()["calls_without_tokens"] == 3
+
+
+@pytest.mark.usefixtures("reads_tokens")
+def test_trace_of_a_query_has_its_cost() -> None:
+    fast = priced(Calls(), independent)
+
+    fast.answer(STATE)
+
+    trace = fast.last_trace()
+    assert trace is not None
+    assert trace.cost is not None
+    assert trace.cost.dollars == cost_of(fast).dollars
+
+
+@pytest.mark.usefixtures("reads_tokens")
+def test_calls_inside_another_app_with_prices_count_for_that_app() -> None:
+    inner = priced(Calls(), independent)
+    outer = accelerate(RunnableLambda(lambda state: inner.answer(state)), prices=PRICES)
+
+    outer.invoke(STATE)
+
+    assert sum(row.calls for row in cost_of(outer).models) == 3
+    assert inner.report().cost is None
+
+
+def test_without_prices_no_cost_is_reported() -> None:
+    fast = accelerate(independent(Calls()))
+
+    fast.answer(STATE)
+
+    assert fast.report().cost is None
+    assert "Cost" not in fast.explain()
+
+
+def test_report_has_a_row_for_each_call() -> None:
+    fast = accelerate(independent(Calls()))
+    fast.answer(STATE)
+
+    report = fast.report()
+
+    assert [(row.name, row.status.value) for row in report.calls] == [
+        ("a", "in place"),
+        ("b", "prefetched"),
+        ("answer", "in place"),
+    ]
+    assert "faster in the last call" in report.expect
+
+
+def test_given_pool_traces_the_query() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    calls = Calls()
+    with EnginePool.local(tracing=TracerProvider()) as pool:
+        fast = accelerate(independent(calls), pool=pool)
+        fast.answer(STATE)
+
+    assert calls.most == 2
+    assert pool.traces == (fast.last_trace(),)

@@ -26,7 +26,7 @@ from langchain_core.messages import BaseMessage
 from teola_plugin.adapters.calls import astreamed_in, joined, streamed_in
 from teola_plugin.adapters.engine_specs import check_server, differs
 from teola_plugin.adapters.langchain.listening import call_context
-from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
+from teola_plugin.adapters.method_adapter import subclass_of
 from teola_plugin.adapters.openai_transport import (
     AsyncEngineTransport,
     Captured,
@@ -38,6 +38,7 @@ from teola_plugin.adapters.openai_transport import (
     raising_pool_errors_in,
 )
 from teola_plugin.adapters.routing import WORKER, EngineRoute, ServerModel
+from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.engines.openai.embedding_server import embeds_in_tei_form
 from teola_plugin.engines.openai.envelope import without_credentials
 from teola_plugin.engines.openai.wire import WireGeneration, joinable, joined_headers, whole_headers

@@ -43,7 +43,7 @@ from teola_plugin.adapters.langchain.llm import TeolaLLM, abatch_by_query, batch
 from teola_plugin.adapters.langchain.prefetching import intercept
 from teola_plugin.adapters.langchain.tools import without_tools
 from teola_plugin.adapters.langchain.vectorstore import StoreSearches
-from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
+from teola_plugin.adapters.method_adapter import subclass_of
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import (
     ROUTE,
@@ -56,6 +56,7 @@ from teola_plugin.adapters.routing import (
     route_of,
 )
 from teola_plugin.adapters.sampling import sampling_fields
+from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.errors import RegistrationError
 from teola_plugin.graph import LeftToOriginal
 from teola_plugin.pool import EnginePool

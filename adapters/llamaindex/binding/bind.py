@@ -41,10 +41,11 @@ from teola_plugin.adapters.llamaindex.llm import TeolaLLM
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked, refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.llamaindex.vector_store import StoreQueries
-from teola_plugin.adapters.method_adapter import FieldSnapshot, subclass_of
+from teola_plugin.adapters.method_adapter import subclass_of
 from teola_plugin.adapters.planned_queries import log_fallback
 from teola_plugin.adapters.routing import ROUTE, WORKER, EngineRoute, WorkerTable, current_rules, route_of
 from teola_plugin.adapters.sampling import sampling_fields
+from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
 from teola_plugin.shims.interception import observed_by
