@@ -89,6 +89,18 @@ def search_on_engine(
     return outcome.get()
 
 
+async def asearch_on_engine(pool: EnginePool, engine: str, search: StoreSearch, run: Any) -> Any:
+    """Return the result of a search by a store's async client, as `search_on_engine` does, without blocking the loop.
+
+    The engine makes it on the running loop. On a closed pool the client searches by itself.
+    """
+    try:
+        [outcome] = await pool.call(PrimitiveKind.SEARCHING, engine, [search], run=run)
+    except EngineUnavailable:
+        outcome = await search.arun()
+    return outcome.get()
+
+
 def joined(run: Any, request_context: RequestContext | None = None) -> AbstractContextManager[None]:
     """Return a context whose calls belong to `run`, or to no query and have `request_context`; None changes nothing."""
     if request_context is not None:

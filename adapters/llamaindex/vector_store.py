@@ -26,7 +26,7 @@ from llama_index.core.vector_stores.types import (
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn, metadata_dict_to_node, node_to_metadata_dict
 from pydantic import ConfigDict
 
-from teola_plugin.adapters.calls import search_on_engine, store_engine
+from teola_plugin.adapters.calls import asearch_on_engine, search_on_engine, store_engine
 from teola_plugin.adapters.llamaindex.pipelined_write import PipelinedWrite, current_write
 from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked
 from teola_plugin.adapters.routing import EngineRoute
@@ -218,13 +218,15 @@ class StoreQueries:
     def __teola_body__(self, method: str, original: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return the function that makes a query; None for one that the store makes on the caller's loop by itself.
 
-        Such are queries by async code of the store's class. A class without any runs its sync code on the loop, so that
-        no other task writes meanwhile: these queries leave the loop only if nobody writes.
+        Such are queries by async code of the store's class, unless their client is one whose searches share calls. A
+        class without any runs its sync code on the loop, so that no other task writes meanwhile: these queries leave
+        the loop only if nobody writes.
         """
         if not is_async_method(method):
             return partial(self._query, original)
-        has_async_code = is_intercepted(type(self._engine.store), method)
-        return None if has_async_code or not self._engine.read_only else self._aquery
+        if is_intercepted(type(self._engine.store), method):
+            return partial(self._aquery_by_client, original) if self._engine.shares_async_calls else None
+        return self._aquery if self._engine.read_only else None
 
     def _query(self, original: Callable[..., Any], store: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the store's own code on a stand-in whose client shares calls, or on a thread of the engine."""
@@ -236,6 +238,15 @@ class StoreQueries:
         if stand_in is not None:
             return original(stand_in, *args, **kwargs)
         return submit(self._engine.search_as_a_whole("query", original, *args, **kwargs))
+
+    async def _aquery_by_client(self, original: Callable[..., Any], store: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the store's own async code on a stand-in whose async client shares calls."""
+
+        async def submit(search: StoreSearch) -> Any:
+            return await asearch_on_engine(*self._route, search, current_run.get())
+
+        with self._engine.async_client_replaced(submit) as stand_in:
+            return await original(stand_in, *args, **kwargs)
 
     async def _aquery(self, store: Any, *args: Any, **kwargs: Any) -> Any:
         """Query as the store's sync code does, on a thread."""

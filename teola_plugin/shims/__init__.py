@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -105,6 +107,8 @@ _CLIENT_ATTRIBUTES = {
     "llama_index.vector_stores.qdrant.base.QdrantVectorStore": "_client",
 }
 """By the class of a vector store: its attribute with the client that it searches with."""
+_ASYNC_CLIENT_ATTRIBUTES = {"llama_index.vector_stores.qdrant.base.QdrantVectorStore": "_aclient"}
+"""By the class of a vector store: its attribute with the client that its async searches await."""
 
 
 def store_client(store: Any) -> Any:
@@ -124,3 +128,40 @@ def with_store_client(store: Any, client: Any) -> Any:
     copied = copy.copy(store)
     setattr(copied, _CLIENT_ATTRIBUTES[f"{type(store).__module__}.{type(store).__qualname__}"], client)
     return copied
+
+
+def async_store_client(store: Any) -> Any:
+    """Return the client that async searches of a user's vector store await; None for stores of other classes.
+
+    Private: `_aclient` of `QdrantVectorStore` in llama-index-vector-stores-qdrant 0.10. Without the attribute: None,
+    and async searches of the store share no calls.
+    """
+    name = _ASYNC_CLIENT_ATTRIBUTES.get(f"{type(store).__module__}.{type(store).__qualname__}")
+    return None if name is None else getattr(store, name, None)
+
+
+def is_embedded_client(client: Any) -> bool:
+    """Return True for an async client of Qdrant that searches in this process, on the caller's loop, without waiting.
+
+    Private: `_client` of `AsyncQdrantClient` in qdrant-client 1.20. Without the attribute: True, and its searches share
+    calls only in a store that nobody writes to.
+    """
+    return type(getattr(client, "_client", None)).__name__ != "AsyncQdrantRemote"
+
+
+@contextmanager
+def async_store_client_replaced(store: Any, client: Any) -> Iterator[Any]:
+    """Yield a copy of a vector store whose async searches await another client.
+
+    What the copy notes of its collection in the body, the store notes, too: it asks the server for it only once.
+    """
+    name = _ASYNC_CLIENT_ATTRIBUTES[f"{type(store).__module__}.{type(store).__qualname__}"]
+    copied = copy.copy(store)
+    before = {**vars(copied), **copied.__pydantic_private__}
+    setattr(copied, name, client)
+    try:
+        yield copied
+    finally:
+        for key, value in {**vars(copied), **copied.__pydantic_private__}.items():
+            if key != name and value is not before.get(key):
+                setattr(store, key, value)

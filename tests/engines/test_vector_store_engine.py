@@ -155,6 +155,31 @@ def test_client_of_a_store_is_found_and_replaced_in_a_copy() -> None:
     assert shims.store_client(ListStore()) is None
 
 
+def test_async_client_of_a_store_is_found_and_replaced_in_a_copy() -> None:
+    clients = pytest.importorskip("qdrant_client")
+    stores = pytest.importorskip("llama_index.vector_stores.qdrant")
+    client = clients.AsyncQdrantClient(":memory:")
+    store = stores.QdrantVectorStore("farm", aclient=client)
+
+    with shims.async_store_client_replaced(store, "other") as copied:
+        found = shims.async_store_client(copied), shims.async_store_client(store)
+        copied._legacy_vector_format = False
+        copied.dense_vector_name = "unnamed"
+
+    assert found == ("other", client)
+    assert shims.async_store_client(store) is client
+    assert (store._legacy_vector_format, store.dense_vector_name) == (False, "unnamed")
+    assert shims.async_store_client(ListStore()) is None
+
+
+def test_embedded_client_is_told_from_one_of_a_server() -> None:
+    clients = pytest.importorskip("qdrant_client")
+
+    assert shims.is_embedded_client(clients.AsyncQdrantClient(":memory:"))
+    assert shims.is_embedded_client(object())
+    assert not shims.is_embedded_client(clients.AsyncQdrantClient(url="http://127.0.0.1:9", check_compatibility=False))
+
+
 def test_store_whose_attributes_cannot_be_shared_has_no_stand_in() -> None:
     class Slotted:
         __slots__ = ()
