@@ -32,8 +32,10 @@ def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None 
     """
     if options.read_only and options.strict:
         raise RegistrationError(
-            "read_only= is for agents of LangGraph: no tool of a LlamaIndex agent is prefetched.",
-            hint="leave read_only= away, or pass strict=False",
+            "read_only= is for agents of LangGraph: agents of LlamaIndex run the tool calls of an answer side by side "
+            "themselves, once the answer is complete.",
+            hint="leave read_only= out, or pass strict=False; tools that call query engines and retrievers of the "
+            "pool gain without it",
         )
     enable(find_scope)
     obj = original_of(obj)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import threading
 from typing import Any
 
 import pytest
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import FunctionCallingProgram
@@ -14,6 +17,7 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 from support.scripted_llm import ScriptedLLM
 
+from teola_plugin import accelerate
 from teola_plugin.adapters.llamaindex import TeolaLLM
 from teola_plugin.adapters.tool_calls import certain_text, read
 from teola_plugin.errors import RegistrationError
@@ -140,6 +144,41 @@ def test_next_prompt_includes_tool_calls_and_results(model: TeolaLLM, llm: Scrip
     model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), message, ChatMessage(role="tool", content="3")])
     shown = [(m.role, m.content) for m in llm.asked[-1].prompt.messages]
     assert shown == [("user", "hi"), ("assistant", f"Well.\n{call('add', a=1, b=2)}"), ("tool", "3")]
+
+
+@pytest.mark.parametrize("is_accelerated", [False, True])
+def test_agent_runs_the_tools_of_one_answer_side_by_side(
+    model: TeolaLLM, llm: ScriptedLLM, is_accelerated: bool
+) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def meet(who: str) -> str:
+        """Return the name once the other call is there."""
+        both.wait()
+        return who
+
+    def answer(request: Any) -> str:
+        has_results = request.prompt.messages[-1].role == "tool"
+        return "They met." if has_results else f"[{call('meet', who='a')}, {call('meet', who='b')}]"
+
+    async def run() -> tuple[str, list[str]]:
+        agent = FunctionAgent(tools=[FunctionTool.from_defaults(meet)], llm=model)
+        output = await (accelerate(agent) if is_accelerated else agent).run("Meet!")
+        return str(output), sorted(result.tool_output.content for result in output.tool_calls)
+
+    llm.answer = answer
+
+    assert asyncio.run(run()) == ("They met.", ["a", "b"])
+
+
+def test_agent_refuses_tools_that_are_declared_read_only(model: TeolaLLM) -> None:
+    agent = FunctionAgent(tools=TOOLS, llm=model)
+
+    with pytest.raises(RegistrationError, match="run the tool calls of an answer side by side") as error:
+        accelerate(agent, read_only=["look"])
+
+    assert "leave read_only= out" in error.value.hint
+    assert accelerate(agent, read_only=["look"], strict=False)
 
 
 def test_missing_tool_call_raises_value_error(model: TeolaLLM, llm: ScriptedLLM) -> None:
