@@ -57,6 +57,7 @@ from teola_plugin.tracer.report import TraceNode, TraceReport
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _classes: WeakValueDictionary[tuple[Any, ...], type] = WeakValueDictionary()
+_UNSUPPORTED_OPTIONS = ("bind", "engines", "shadow", "read_only", "prompt_cache")
 
 
 def subclass_of(
@@ -166,10 +167,9 @@ class MethodAdapter(ABC):
 
     def accelerate(self, obj: Any, options: Options) -> Any:
         """Return an object of a subclass of the app's class that shares its state."""
-        unsupported = ("bind", "engines", "shadow", "read_only", "prompt_cache")
-        if refused := [f"{name}=" for name in unsupported if getattr(options, name)]:
-            what = f"{' and '.join(refused)} for a {type(obj).__qualname__}"
-            raise RegistrationError(f"this framework's adapter has no {what}.", hint="leave them out")
+        if unsupported := [name for name in _UNSUPPORTED_OPTIONS if getattr(options, name)]:
+            text = f"{'= and '.join(unsupported)}= for a {type(obj).__qualname__}"
+            raise RegistrationError(f"this framework's adapter has no {text}.", hint="leave them out")
         obj = getattr(type(obj), "__teola_original__", obj)
         if not hasattr(obj, "__dict__"):
             raise TraceError(f"a {type(obj).__qualname__} has no attributes that can be shared.")
