@@ -178,13 +178,11 @@ class MethodAdapter(ABC):
         entries = {name: planner.entry_point(name) for name in self.entry_points}
         cls: Any = type(obj)
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        more = {
-            "__teola_original__": obj,
-            "original": property(lambda _: obj),
-            "explain": lambda _: planner.explain(),
-            "report": lambda _: planner.report(),
-            "last_trace": lambda _, timeout=5.0: planner.last_trace(timeout),
-        }
+        more = {"__teola_original__": obj, "original": property(lambda _: obj), "explain": lambda _: planner.explain()}
+        if not hasattr(cls, "report"):  # else it is the app's own
+            more["report"] = lambda _: planner.report()
+        if not hasattr(cls, "last_trace"):
+            more["last_trace"] = lambda _, timeout=5.0: planner.last_trace(timeout)
         subclass: Any = type(cls)(cls.__name__, (cls,), {**names, **entries, **more})
         fast = object.__new__(subclass)
         object.__setattr__(fast, "__dict__", obj.__dict__)

@@ -410,6 +410,17 @@ def test_report_has_a_row_for_each_call() -> None:
     assert "faster in the last call" in report.expect
 
 
+def test_report_of_the_app_itself_stays_its_own() -> None:
+    class ReportingApp(ToyApp):
+        def report(self) -> str:
+            return "three steps"
+
+    fast = accelerate(ReportingApp(independent(Calls()).steps.steps))
+
+    assert fast.report() == "three steps"
+    assert "prefetched" in fast.explain()
+
+
 def test_given_pool_traces_the_query() -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
