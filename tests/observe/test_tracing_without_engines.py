@@ -171,7 +171,7 @@ def test_async_query_is_traced_and_runs_as_the_original(pool: EnginePool) -> Non
 def test_deadline_of_a_query_holds(pool: EnginePool) -> None:
     from teola_plugin.errors import QueryTimeout
 
-    fast = accelerate(engine(HostedLLM(latency_s=0.2)), pool=pool).with_terms(deadline_s=0.05)
+    fast = accelerate(engine(HostedLLM(latency_s=0.2)), pool=pool).with_request_context(deadline_s=0.05)
 
     with pytest.raises(QueryTimeout):
         asyncio.run(fast.aquery("oats"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable
@@ -22,6 +23,15 @@ def vector_of(text: str) -> list[float]:
     """Return the vector of a text's words, with a little noise by text: stores order equal scores as it comes."""
     noise = Random(text)
     return [one + noise.uniform(-0.02, 0.02) for one in embed_words(text)]
+
+
+class Score(float):
+    """A score that equals those of single precision: products of embedded Qdrant depend on where its arrays lie."""
+
+    def __eq__(self, score: object) -> bool:
+        return isinstance(score, float) and math.isclose(self, score, abs_tol=1e-6)
+
+    __hash__ = float.__hash__
 
 
 class ClientLog:

@@ -15,7 +15,7 @@ import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.schema import NodeWithScore, TextNode
-from support.store_clients import IDS, METADATA, QUERIES, TEXTS, vector_of
+from support.store_clients import IDS, METADATA, QUERIES, TEXTS, Score, vector_of
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import VectorStoreEngine
@@ -128,7 +128,7 @@ def engine_pool(store: Any, **options: Any) -> EnginePool:
 
 
 def described(nodes: list[NodeWithScore]) -> list[tuple[Any, ...]]:
-    return [(one.node.node_id, one.node.get_content(), one.node.metadata, one.score) for one in nodes]
+    return [(one.node.node_id, one.node.get_content(), one.node.metadata, Score(one.score or 0.0)) for one in nodes]
 
 
 async def search_together(retriever: Any, queries: list[str] = QUERIES) -> list[Any]:

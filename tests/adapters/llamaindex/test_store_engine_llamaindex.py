@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from support.store_clients import IDS, METADATA, QUERIES, TEXTS, ClientLog, run_together, vector_of
+from support.store_clients import IDS, METADATA, QUERIES, TEXTS, ClientLog, Score, run_together, vector_of
 
 import teola_plugin
 from teola_plugin import EnginePool, accelerate
@@ -87,15 +86,6 @@ def serve(store: Any, app: Any, pools: list[EnginePool], **options: Any) -> Any:
     """Return the app with its store on an engine."""
     pools.append(EnginePool.local(store=VectorStoreEngine("store", store, **options)).start())
     return accelerate(app, pool=pools[-1], bind=[(store, "store")])
-
-
-class Score(float):
-    """A score that equals those of single precision: products of embedded Qdrant depend on where its arrays lie."""
-
-    def __eq__(self, score: object) -> bool:
-        return isinstance(score, float) and math.isclose(self, score, abs_tol=1e-6)
-
-    __hash__ = float.__hash__
 
 
 def described(nodes: list[NodeWithScore]) -> list[tuple[Any, ...]]:
