@@ -1,4 +1,4 @@
-"""Agents on a `WritingLLM`, and every way to run them that the tests of eager tools need."""
+"""Agents whose model is a `WritingLLM`, for the tests of tools that start while their call is being written."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ Make = Callable[..., Any]
 
 
 def agent(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    """Create an agent by LangChain's `create_agent`."""
     return create_agent(model, tools, system_prompt="Use your tools.", **options)
 
 
 def react(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
+    """Create an agent by LangGraph's `create_react_agent`."""
     return create_react_agent(model, tools, prompt="Use your tools.", **options)
 
 
@@ -36,7 +38,7 @@ def react_v1(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
 
 
 def by_hand(model: Any, tools: Sequence[BaseTool], **options: Any) -> Any:
-    """A graph whose node is a sync function, whatever way the graph is called."""
+    """Build an agent graph whose model node is a sync function, also when the graph is called by async code."""
     bound = model.bind_tools(tools)
 
     def think(state: MessagesState) -> Any:
@@ -55,7 +57,7 @@ KINDS: dict[str, Make] = {"create_agent": agent, "react": react, "react_v1": rea
 
 
 class World:
-    """A pool with a writing LLM, and what the tools of a test have done."""
+    """A pool with a `WritingLLM`, a model on it, and a record of what the tools of a test did."""
 
     def __init__(self) -> None:
         self.llm, self.embedder, self.store = WritingLLM(), FakeEmbedder(), FakeStore()
@@ -64,32 +66,38 @@ class World:
         self.ran: list[Any] = []
 
     def writes(self, *pieces: Written, then: str = "done") -> None:
-        """The first answer of a conversation; after tools have run it says `then`."""
+        """Set what the LLM writes as the first answer of a conversation.
+
+        After tools have run it writes `final_answer`.
+        """
         self.llm.writes = lambda prompt: [then] if prompt.messages[-1].role == "tool" else list(pieces)
 
     def has_run(self, times: int = 1) -> Callable[[], bool]:
+        """Return a condition: True once the tools have run at least `times` times."""
         return lambda: len(self.ran) >= times
 
     def fast(self, graph: Any, **options: Any) -> Any:
+        """Return the accelerated graph, on this pool."""
         return accelerate(graph, pool=self.pool, **options)
 
 
 @contextmanager
 def world() -> Iterator[World]:
+    """Yield a `World` whose pool runs."""
     made = World()
     with made.pool:
         yield made
 
 
 def run(graph: Any, way: str, **options: Any) -> Any:
-    """The messages that a call ends with."""
+    """Call a graph sync (`way="invoke"`) or async. Return the messages of its final state."""
     if way == "invoke":
         return graph.invoke(GIVEN, **options)["messages"]
     return asyncio.run(graph.ainvoke(GIVEN, **options))["messages"]
 
 
 def said(messages: Sequence[Any]) -> list[Any]:
-    """Messages without their ids; calls by name and arguments."""
+    """Return messages without their ids, as tuples: type, content, name, status and tool calls."""
     found = []
     for message in messages:
         calls = [(one["name"], one["args"]) for one in message.tool_calls] if isinstance(message, AIMessage) else []

@@ -1,4 +1,4 @@
-"""vLLM's own API server on the bundled model, as the demo starts it."""
+"""vLLM's own API server on the bundled model, started as the demo starts it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ __all__ = ["MODEL", "ApiServer", "api_server"]
 
 @contextmanager
 def api_server(folder: Path, flags: Sequence[str] = ()) -> Iterator[ApiServer]:
-    """See `teola_plugin.cli.demo.stock.api_server`; on the last core."""
+    """Start the server on the last CPU core. See `teola_plugin.cli.demo.stock.api_server`."""
     with _started(llm_folder(), folder, cores=str(sorted(os.sched_getaffinity(0))[-1]), flags=flags) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Advanced RAG as a workflow template with client callables: index, expand, search each, union, rerank, refine."""
+"""Advanced RAG as a workflow template with client callables: index, expand, search, union, rerank, refine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIST = '{"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems"
 
 
 def advanced_rag() -> tuple[WorkflowTemplate, dict[str, Callable[..., Any]], dict[str, Any]]:
-    """(template, callables, inputs)"""
+    """Return the template, its client callables by component, and the inputs of a query."""
     search = WorkflowTemplate(
         (
             Component(

@@ -1,4 +1,4 @@
-"""Queries of one chain that arrive one after the other, sooner than they are answered."""
+"""Queries of one chain that arrive faster than they are answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ EVERY = 0.07
 
 
 async def arriving(chain: Any, queries: int) -> tuple[list[str], float]:
-    """Their answers, in order, and the seconds until the last."""
+    """Send `queries` queries, one every `EVERY` seconds.
+
+    Return their answers in order, and the seconds until the last one.
+    """
     loop = asyncio.get_running_loop()
 
     async def one(number: int) -> str:

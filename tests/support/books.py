@@ -1,4 +1,4 @@
-"""What a pool was asked, by whom, what reached its engines, and what its store holds."""
+"""Counters of what a pool and its engines are requested to do, and the rows of stores as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from teola_plugin.requests.payloads import (
 )
 
 POISON = "poison"
-"""A request that holds it fails: a fault that depends on nothing but the content."""
+"""A request whose content holds this word fails, so the failure depends on the content alone."""
 
 
 _WRITE, _GENERATION = "ingest ", "generate "
@@ -34,16 +34,16 @@ _WRITE, _GENERATION = "ingest ", "generate "
 
 @dataclass(slots=True)
 class Books:
-    """What was asked, by whom, and what user code did; written from any thread."""
+    """Counts of requests, and of side effects of user code. Any thread may write them."""
 
     asked: Counter[str] = field(default_factory=Counter)
-    """By the plain object, of engines and of their administration: claimed or made."""
+    """Requests of the original to engines, and calls of their administration. It made or claimed them."""
     reached: Counter[str] = field(default_factory=Counter)
-    """What the engines got, early work included."""
+    """Requests that reached the engines, prefetched ones included."""
     done: Counter[str] = field(default_factory=Counter)
-    """What user code did, the calls of the user's own models among it."""
+    """Side effects of user code, calls of the user's own models included."""
     struck: int = 0
-    """Calls of models and engines that failed because of what they were asked."""
+    """Number of calls of models and engines that failed because their content held `POISON`."""
 
     def clear(self) -> None:
         for book in (self.asked, self.reached, self.done):
@@ -54,16 +54,19 @@ class Books:
         return Books(self.asked.copy(), self.reached.copy(), self.done.copy(), self.struck)
 
     def missing(self, later: Books) -> Counter[str]:
-        """What reached engines here and not there: equal work that is pure may be done once, a generation may not."""
+        """Return the requests that reached engines here but not in `later`.
+
+        Equal requests count once, because pure work may be shared. Generations count as often as they were made.
+        """
         return _merged(self.reached) - _merged(later.reached)
 
     @property
     def writes(self) -> Counter[str]:
-        """Rows that reached a store."""
+        """Return the rows that reached a store."""
         return Counter({key: n for key, n in self.reached.items() if key.startswith(_WRITE)})
 
     def note(self, what: str) -> int:
-        """How often it was noted before."""
+        """Count a side effect. Return how often it was counted before."""
         self.done[what] += 1
         return self.done[what] - 1
 
@@ -73,7 +76,7 @@ def _merged(reached: Counter[str]) -> Counter[str]:
 
 
 def watch(pool: EnginePool, engines: Sequence[Engine], books: Books) -> None:
-    """From now on, the books have what the plain object asks the pool for, and what reaches the engines."""
+    """Count in `books`, from now on, what the original requests of the pool and what reaches the engines."""
     call, admin = pool.call, pool.admin
 
     def watched_call(kind: PrimitiveKind, engine: str, payloads: Sequence[Any], **more: Any) -> Any:
@@ -101,7 +104,7 @@ def _watch_engine(engine: Engine, books: Books) -> None:
 
 
 def shown(payload: Any) -> str:
-    """A request's content, short enough to be read."""
+    """Return the content of a request as a short text."""
     match payload:
         case EmbedText():
             return f"embed {payload.role} {payload.text!r}"
@@ -118,16 +121,17 @@ def shown(payload: Any) -> str:
 
 
 def row(chunk: Chunk) -> str:
+    """Return a chunk as text: id, text and metadata."""
     return f"{chunk.id}: {chunk.text!r} {json.dumps(dict(chunk.metadata), sort_keys=True)}"
 
 
 async def rows_of(store: Any, collections: Sequence[str]) -> list[str]:
-    """What is in these collections, in the order of the ids."""
+    """Return the rows of these collections as texts, ordered by id."""
     return [f"{name} {row(c)}" for name in collections for c in sorted(await store.find(name, ()), key=lambda c: c.id)]
 
 
 def rows(store: Any) -> list[str]:
-    """All that is in a fake store."""
+    """Return all rows of a fake store as texts."""
 
     async def everything() -> list[str]:
         return await rows_of(store, await store.collections())

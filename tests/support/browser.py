@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over its DevTools protocol through pipes: no package is needed for it."""
+"""A headless Chromium, controlled by its DevTools protocol over pipes. No package is needed for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
 
 
 class Tab:
-    """A page in a browser of its own; `faults` are what its console has told as errors."""
+    """A page in a browser of its own. `faults` holds the errors and warnings of its console."""
 
     def __init__(self, told: int, heard: int) -> None:
         self._told, self._heard = told, heard
@@ -62,7 +62,7 @@ class Tab:
                 self.faults.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
     def shape(self, width: int, height: int, *, dark: bool = False) -> None:
-        """As wide and high as that, in CSS pixels, with this colour scheme."""
+        """Set the size of the page in CSS pixels, and its colour scheme."""
         self._ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -70,21 +70,24 @@ class Tab:
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
+        """Go to an address and wait until the page is loaded."""
         self._ask("Page.navigate", url=url)
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, script: str) -> Any:
-        """Of an expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         return found["result"].get("value")
 
     def until(self, script: str, seconds: float = 20.0) -> None:
+        """Wait until an expression is true in the page. Fail after `seconds`."""
         end = time.monotonic() + seconds
         while not self.value(script):
             assert time.monotonic() < end, f"{script} is not so; {self.value('document.body.innerText')!r:.500}"
             time.sleep(0.05)
 
     def press(self, key: str, *, shift: bool = False) -> None:
+        """Press and release a key of `_KEYS`."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 if shift else 0}
         text = {"text": "\r"} if key == "Enter" else {}
         self._ask("Input.dispatchKeyEvent", type="keyDown", **about, **text)
@@ -94,12 +97,13 @@ class Tab:
         self._ask("Input.insertText", text=text)
 
     def picture(self, target: Path) -> None:
+        """Save a screenshot of the page as a PNG file."""
         target.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Tab]:
-    """A browser with an empty profile in `folder`."""
+    """Start a browser with an empty profile in `folder`. Yield its page."""
     to_it, from_it = os.pipe(), os.pipe()
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (to_it[0], from_it[1])]
 

@@ -1,4 +1,4 @@
-"""A stand-in for `torch.cuda` on a machine without a GPU: cards with memory, and who asked for it back."""
+"""A stand-in for `torch.cuda` on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ GIB = 1 << 30
 
 @dataclass
 class FakeCuda:
-    """`free` and `total` in GiB, by card."""
+    """GPUs with memory. `free` is the free memory of each card and `total` that of any card, in GiB."""
 
     free: list[float]
     total: float = 80.0
     emptied: int = 0
+    """Number of calls of `empty_cache`."""
     asked: list[int] = field(default_factory=list)
+    """Index of the card in each call of `mem_get_info`."""
 
     def is_available(self) -> bool:
         return bool(self.free)

@@ -1,4 +1,4 @@
-"""Deadlines that pass when something has happened, and not before, however late a busy machine does it."""
+"""Deadlines that expire exactly when something has happened, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from teola_plugin import EnginePool
 from teola_plugin.scheduling.events import Tick
 
 HOURS = 36_000.0
-"""Seconds: a deadline that does not pass by itself."""
+"""Seconds: a deadline so late that it never expires by itself."""
 
 
 @contextmanager
 def passing(pool: EnginePool, once: Callable[[], object]) -> Iterator[None]:
-    """In the body, the deadlines of the pool's queries pass once that is true: its runtime is told of a later time."""
+    """In the body, expire the deadlines of all queries of the pool as soon as the condition is true.
+
+    The pool's runtime gets a tick that is later than any deadline. Give up after 20 s.
+    """
 
     def watch() -> None:
         until = time.monotonic() + 20

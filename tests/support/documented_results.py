@@ -1,4 +1,4 @@
-"""Tables and texts of the documents, made from results files, examples and commands: a test compares them."""
+"""Tables and texts of the documents, made from result files, examples and commands. A test compares them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def routing() -> str:
-    """The table of the committed run of benchmarks.routing: mean and 99th percentile by each way."""
+    """Return the table of the committed run of benchmarks.routing: mean and 99th percentile of each routing policy."""
     found = json.loads((ROOT / "benchmarks" / "results" / "routing.json").read_text())
     ways = list(found["cases"][0]["ways"])
     rows = [f"| workload, requests/s on replicas | {' | '.join(ways)} |", "|---|" + "--:|" * len(ways)]
@@ -29,7 +29,7 @@ def routing() -> str:
 
 
 def simulator() -> str:
-    """The table of the committed run of benchmarks.simulator."""
+    """Return the table of the committed run of benchmarks.simulator."""
     found = json.loads((ROOT / "benchmarks" / "results" / "simulator.json").read_text())
     rows = [
         "| app, accelerated | queries/s | mean, s: wall clock | simulated | p95, s: wall clock | simulated |",
@@ -42,7 +42,7 @@ def simulator() -> str:
 
 
 def policies() -> str:
-    """The table of the committed run of benchmarks.policies."""
+    """Return the table of the committed run of benchmarks.policies."""
     found = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
     rows = [
         "| queries/s | policy | mean, s | p99, s | in time | mean, times topology-aware |",
@@ -57,7 +57,7 @@ def policies() -> str:
 
 
 def ray_overhead() -> str:
-    """The table of the committed run of benchmarks.ray_overhead."""
+    """Return the table of the committed run of benchmarks.ray_overhead."""
     found = json.loads((ROOT / "benchmarks" / "results" / "ray_overhead.json").read_text())
     names = {
         "chain": "same engine",
@@ -75,7 +75,7 @@ def ray_overhead() -> str:
 
 
 def example(script: str, name: str) -> str:
-    """The source of a class of an example; with `Class.method`, up to the end of that method."""
+    """Return the source of a class of an example. With `Class.method`, the source ends with that method."""
     text = (ROOT / "examples" / f"{script}.py").read_text()
     wanted, _, last = name.partition(".")
     found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == wanted)
@@ -85,11 +85,12 @@ def example(script: str, name: str) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
+    """Return the text as a fenced code block."""
     return f"```{language}\n{text}\n```"
 
 
 def demo_diff() -> str:
-    """The demo's app, and what is added to it, from the source of both."""
+    """Return the demo's app and the lines that acceleration adds to it, as a diff made from their sources."""
     own, pool, case = (inspect.getsource(f) for f in (demo_app.make_app, make_pool_for_app, run_case))
     plain = own[own.index("    llm = ") : own.index("    bind = ")]
     call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
@@ -101,7 +102,7 @@ def demo_diff() -> str:
 
 
 def simulated() -> str:
-    """What the command of docs/simulation.md prints."""
+    """Return what the command of docs/simulation.md prints."""
     said = io.StringIO()
     app, pool = "examples.capacity.app:support_desk", str(Path(__file__).parents[2] / "examples/capacity/pool.yaml")
     with contextlib.redirect_stdout(said):

@@ -1,4 +1,4 @@
-"""In place of `engines.vllm.host`: a host process that starts nothing, and tells with what it was to start vLLM."""
+"""A host process that takes the place of `engines.vllm.host`. It reports the settings it got and starts nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small server that embeds and reranks in the forms of OpenAI, vLLM, TEI, llama.cpp and Cohere. It notes requests."""
+"""A small server that embeds and reranks as OpenAI, vLLM, TEI, llama.cpp and Cohere do, and records requests."""
 
 from __future__ import annotations
 

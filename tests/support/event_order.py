@@ -1,4 +1,4 @@
-"""A handler that writes down what it hears, in which order and on which thread."""
+"""A LangChain callback handler that records events in their order, and the threads they come on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 
 class Order(BaseCallbackHandler):
-    """Every event with what it is about, in order."""
+    """Records each event with its content, in order, and the threads of all events."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

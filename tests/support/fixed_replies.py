@@ -1,4 +1,4 @@
-"""A server of OpenAI's protocol whose reply a test sets, byte by byte; the replies that are right, and mutations."""
+"""A server of OpenAI's protocol that sends replies set by the test, byte by byte. Also valid replies and mutations."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ JSON, EVENT_STREAM = "application/json", "text/event-stream"
 
 @dataclass
 class FixedReplies:
+    """The reply that the server sends to every request, and the server's address."""
+
     base_url: str = ""
     status: int = 200
     content: bytes = b""
@@ -26,7 +28,7 @@ class FixedReplies:
     headers: Mapping[str, str] = field(default_factory=dict)
     models: bytes = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
     stays_open: bool = False
-    """Whether the connection stays open after the content, which then has no length."""
+    """If True, the connection stays open after the content, and the reply has no content length."""
     released: threading.Event = field(default_factory=threading.Event)
 
     def reply_with(self, reply: Any, content_type: str = JSON, **headers: str) -> None:
@@ -43,6 +45,7 @@ class FixedReplies:
 
 @contextmanager
 def fixed_replies() -> Iterator[FixedReplies]:
+    """Run the server until the body ends."""
     replies = FixedReplies()
 
     class Handler(BaseHTTPRequestHandler):
@@ -110,6 +113,7 @@ TOOL_COMPLETION: dict[str, Any] = {
 
 
 def chunk(delta: Any, finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a chunk of a streamed chat completion."""
     choices = [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
     return {**_ABOUT, "object": "chat.completion.chunk", "choices": choices, **fields}
 

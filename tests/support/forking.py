@@ -1,4 +1,4 @@
-"""Work in a forked child process, within a time: what is tested there must not hang here."""
+"""Runs work in a forked child process with a time limit, so that a hanging child does not hang the tests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ T = TypeVar("T")
 
 
 def in_fork(work: Callable[[], T], *, seconds: float = 20.0, exits: bool = False) -> T:
-    """What `work` gives in a child made by `os.fork`; what it raises is raised here.
+    """Return the result of `work` in a child made by `os.fork`. Raise here what it raises there.
 
-    `exits`: the child ends as programs do, with the exit handlers that it has from its parent. A child that takes
-    longer is killed, and the test fails.
+    Args:
+        work: the function to call in the child.
+        seconds: time limit. A child that takes longer is killed, and the test fails.
+        exits: True if the child ends as programs do, and runs the exit handlers that it inherited from its parent.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -64,7 +66,10 @@ def _run(work: Callable[[], Any], writing: int, *, exits: bool) -> None:
 
 
 def _keep_folders() -> None:
-    """Temporary folders are the parent's: a child's exit would delete them, sockets of servers that start included."""
+    """Keep temporary folders of the parent, which the child's exit handlers would delete.
+
+    They hold, for example, the sockets of servers that are starting.
+    """
     for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         alive = one.peek()
         if alive is not None and isinstance(alive[0], TemporaryDirectory):
@@ -72,7 +77,7 @@ def _keep_folders() -> None:
 
 
 def _read(reading: int, deadline: float) -> bytes | None:
-    """All of it, or None when its end does not come in time."""
+    """Return all bytes until the pipe is closed, or None if that takes until the deadline."""
     said = b""
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
         more = os.read(reading, 1 << 16)

@@ -1,4 +1,4 @@
-"""Python's collector in tests: what is garbage is collected where a test asks for it, and that costs little."""
+"""Settings of Python's garbage collector that keep collections cheap in the tests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import gc
 
 
 def keep() -> None:
-    """What is there now is not looked through by later collections: of all that the suite imports, each takes a second.
+    """Exclude all objects that exist now from later collections.
 
-    Not taken back: the collection after that would be a full one. What is garbage already is looked for again at the
-    end of the session, see `tests/conftest.py`.
+    The suite imports so many modules that a collection of all their objects takes a second. The objects stay frozen,
+    because the next collection would be a full one otherwise. `tests/conftest.py` runs a full collection at the end of
+    the session.
     """
     gc.collect(1)
     gc.freeze()

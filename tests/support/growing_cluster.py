@@ -1,4 +1,4 @@
-"""A Ray cluster that grows: Ray's own autoscaler, whose provider starts its nodes as processes of this machine."""
+"""A Ray cluster with Ray's own autoscaler, which starts new nodes as processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from support.ray_nodes import _silent
 # Not by its short name, `fake_multinode`: Ray's wheel lacks the file of defaults that it reads for it.
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD_ID = "f" * 51 + "0" * 5
-"""What that provider takes for the head."""
+"""The id of the head node, as that provider expects it."""
 
 
 @contextlib.contextmanager
 def growing(newer: bool, *, head: dict[str, float], worker: dict[str, float], workers: int = 1) -> Iterator[str]:
-    """Gives the address; this process is connected to it, and afterwards again to the one that it was connected to
-    before. `newer` is the autoscaler of version 2. Resources are those of a node."""
+    """Start the cluster, connect this process to it, and yield its address. Connect to the former cluster afterwards.
+
+    Args:
+        newer: True for version 2 of the autoscaler.
+        head: resources of the head node.
+        worker: resources of each worker node.
+        workers: the most worker nodes that the autoscaler may start.
+    """
     import ray
 
     from teola_plugin.cluster.connection import connect
@@ -69,7 +75,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With the nodes that the autoscaler has started."""
+    """End the cluster with all nodes that the autoscaler started."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)
@@ -118,7 +124,7 @@ _LISTS = (
 
 
 def _connected(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Once the cluster is up and its autoscaler has reported."""
+    """Wait until the cluster is up and its autoscaler has reported."""
     from teola_plugin.cluster.connection import connect
     from teola_plugin.cluster.deployment import room
     from teola_plugin.errors import EngineUnavailable

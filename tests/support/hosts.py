@@ -1,6 +1,6 @@
-"""Engine hosts and a client's port in this process: all is the real thing but Ray, whose calls are made on this loop.
+"""Engine hosts and a client's port in this process, without Ray: calls of actors run on this loop.
 
-So one can look at what a host was told, and lose a host at an exact moment.
+All other parts are the real ones. A test can see what a host receives, and lose a host at an exact moment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from teola_plugin.scheduling.engine_queue import Enqueue
 
 
 class _Replica:
-    """An engine of this process as its host sees one: a `RemoteReplica` that is not remote."""
+    """An engine of this process with the interface of a `RemoteReplica`."""
 
     node, pid = "", 0
 
@@ -55,7 +55,7 @@ class _Replica:
 
 
 class Host(EngineHost):
-    """Notes what its port is asked for."""
+    """An `EngineHost` that records the requests which its port gets."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__("here", engine.name, EngineConfig(kind="fake").model_dump())
@@ -78,7 +78,10 @@ class Host(EngineHost):
 
 
 class _Handle:
-    """What Ray gives for an actor: calls are pickled, and fail once the actor is lost."""
+    """A stand-in for Ray's handle of an actor.
+
+    It pickles the arguments of calls, and fails them once the actor is lost.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -104,10 +107,11 @@ class _Handle:
             raise (self._lost or ConnectionError("closed")) from None
 
     async def closed(self) -> None:
-        """Every call has its answer."""
+        """Wait until every call is answered."""
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def lose(self) -> None:
+        """Fail all running and later calls."""
         self._lost = ConnectionError("the actor died")
         for called in list(self._open):
             called.cancel()
@@ -120,14 +124,14 @@ class _Method:
 
 @dataclass
 class Heard:
-    """What a listener was told of one request."""
+    """A request with a future for its outcome."""
 
     entry: EngineRequest
     ended: Future[Any] = field(default_factory=Future)
 
 
 class Cluster:
-    """Hosts by engine name, and ports of one client. Use as an async context manager."""
+    """Hosts by engine name, and the ports of one client. Use it as an async context manager."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hosts: dict[str, Host] = {}
@@ -154,7 +158,7 @@ class Cluster:
             await handle.closed()
 
     def host(self, engine: Engine, kind: type[Host] = Host) -> Host:
-        """A (new) host for the engine; one that was there is lost."""
+        """Create a host for the engine. A host that the engine had before is lost."""
         old = self._handles.get(actor_name("here", engine.name))
         made = self.hosts[engine.name] = kind(engine)
         self._made.append(made)
@@ -164,6 +168,7 @@ class Cluster:
         return made
 
     async def port(self, engine: str, client: str = "me") -> SharedPort:
+        """Start the engine's host, and return a port to it that is open."""
         facts = await self.hosts[engine].start()
         listener = PortListener(lambda *_: None, lambda *_: None, self._ended)
         made = SharedPort("here", SharedEngine(facts), Hello(client, PROTOCOL, (3, 11), "0"), listener)
@@ -176,22 +181,25 @@ class Cluster:
         future.set_result(value) if error is None else future.set_exception(error)
 
     def ask(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> Heard:
+        """Send a request. Return it with its outcome."""
         heard = self.listened(port, request, event)
         port.enqueue([heard.entry], event, **sent)
         return heard
 
     def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
-        """A request whose end is heard, whoever sends it."""
+        """Create a request whose outcome is recorded, without sending it."""
         heard = Heard(EngineRequest(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
         return heard
 
     @staticmethod
     async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Wait until the condition is true. Fail after `seconds`."""
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.005)
 
 
 async def result(heard: Heard, seconds: float = 10.0) -> Any:
+    """Return the result of a request, or raise its error. Fail after `seconds`."""
     return await asyncio.wait_for(asyncio.wrap_future(heard.ended), seconds)

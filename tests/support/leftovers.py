@@ -1,4 +1,4 @@
-"""What is still held of a text: a walk over all objects that some others lead to."""
+"""Finds the objects that keep a text alive, by following references."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _LAST = (str, bytes, int, float)
 
 
 def holders(mark: str, *roots: Any) -> list[str]:
-    """How one comes from `roots` to each text (or bytes) that holds `mark`: names of types, from the text on."""
+    """Return how `roots` refer to each text (or bytes) that contains `mark`.
+
+    Each item names the types on the path of references, from the text back to a root.
+    """
     gc.collect()
     came: dict[int, Any] = {id(root): None for root in roots}
     ways: deque[Any] = deque(roots)
@@ -31,7 +34,7 @@ def holders(mark: str, *roots: Any) -> list[str]:
 
 
 def _of_function(one: types.FunctionType) -> list[Any]:
-    """Not what its whole module has."""
+    """Return what a function refers to, without the globals of its module."""
     return [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
 
 

@@ -1,4 +1,4 @@
-"""LlamaIndex engines of every kind that is planned, on the pool of the test."""
+"""LlamaIndex engines of every kind that can be planned, on the pool of the test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CALLS = {
 
 
 def reply(asked: Generate) -> str:
-    """What the model says: lists where lists are asked for, else something that depends on the prompt alone."""
+    """Return the model's answer: a list where the prompt requests one, else a text that depends on the prompt alone."""
     text = asked.prompt.flat()
     if asked.prompt.tools:
         return CALLS["MultiSelection" if "MultiSelection" in asked.prompt.tools else "SingleSelection"]
@@ -69,7 +69,7 @@ def reply(asked: Generate) -> str:
 
 @dataclass(frozen=True)
 class Library:
-    """An index, and what engines are made of beside it."""
+    """An index, and the models from which engines over it are made."""
 
     index: VectorStoreIndex
     llm: TeolaLLM
@@ -96,7 +96,7 @@ class Library:
 
     @property
     def calling(self) -> TeolaLLM:
-        """The LLM, told of functions."""
+        """Return the LLM with function calling enabled."""
         return self.llm.model_copy(update={"is_function_calling_model": True})
 
     def router_by_call(self, *, several: bool = False) -> RouterQueryEngine:
@@ -104,12 +104,14 @@ class Library:
         return RouterQueryEngine(kind.from_defaults(llm=self.calling), self.tools(), llm=self.llm)  # type: ignore[arg-type]
 
     def searching_router(self, selector: Any = None, *makers: Any) -> RouterRetriever:
+        """Return a router of two or more retrievers."""
         found = [make() for make in makers] or [self.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
         tools = [RetrieverTool.from_defaults(one, description=f"the {i}th") for i, one in enumerate(found)]
         return RouterRetriever(selector or LLMSingleSelector.from_defaults(self.llm), tools, llm=self.llm)
 
 
 def library(pool: EnginePool, collection: str, passages: int = 12) -> Library:
+    """Create an index of `passages` passages in the collection, and the models that go with it."""
     words = WORDS.split()
     nodes = [
         TextNode(
@@ -127,7 +129,7 @@ def library(pool: EnginePool, collection: str, passages: int = 12) -> Library:
 
 @contextmanager
 def settings(llm: Any) -> Iterator[None]:
-    """What LlamaIndex takes where nothing is said."""
+    """In the body, make `llm` the default LLM of LlamaIndex's `Settings`."""
     before = Settings._llm
     Settings._llm = llm
     try:
@@ -138,7 +140,7 @@ def settings(llm: Any) -> Iterator[None]:
 
 @contextmanager
 def own_loop() -> Iterator[None]:
-    """A loop of the thread, closed in the end."""
+    """In the body, give this thread an event loop, and close it afterwards."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -172,11 +174,14 @@ ENGINES: dict[str, Callable[[Library], Any]] = {
     "router": lambda x: RouterQueryEngine(LLMSingleSelector.from_defaults(x.llm), x.tools(), llm=x.llm),
     "router, several": lambda x: RouterQueryEngine(LLMMultiSelector.from_defaults(x.llm), x.tools(), llm=x.llm),
 }
-"""Engines with something to gain."""
+"""Engines that acceleration makes faster, by name."""
 
 
 def shown(response: Any) -> Any:
-    """All that can be compared; the ids of nodes that an engine makes anew are drawn by lot."""
+    """Return all parts of a response that can be compared.
+
+    Ids of nodes are left out, since engines draw them at random.
+    """
     nodes = [(n.score, n.node.metadata, n.node.get_content()) for n in response.source_nodes]
     return type(response).__name__, str(response), nodes, str((response.metadata or {}).get("selector_result"))
 

@@ -1,4 +1,7 @@
-"""LlamaIndex models of the user's own that take a while, and what reached them when and on which threads."""
+"""LlamaIndex models of the user's own with a latency.
+
+They record their calls: when, on which thread, with which prompt.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ from benchmarks.llamaindex.kits import Kit, Sizes, own_kit
 from teola_plugin.engines import profiles
 
 ANSWER_S = 0.06
-"""How long the model takes for any prompt."""
+"""Seconds that the model takes for any prompt."""
 PATIENCE_S = 10.0
-"""How long a held call waits for others."""
+"""Seconds that a call waits for others before it goes on alone."""
 
 
 @dataclass
 class Watched:
-    """A kit of own models, and the calls of its model."""
+    """A kit of own models, and the calls of its LLM."""
 
     kit: Kit
     starts: list[tuple[float, str, str]] = field(default_factory=list)
-    """When, on which thread, with which prompt."""
+    """Time, name of the thread and prompt of each call."""
     _most: int = 0
-    """Calls that were held at once."""
+    """The largest number of calls that waited at the same time."""
     _held: int = 0
     _wanted: int = 1
     _lone: int = 0
@@ -48,19 +51,23 @@ class Watched:
         return {name for _, name, _ in self.starts}
 
     def together(self) -> int:
-        """The most calls that were under way at once."""
+        """Return the largest number of calls that were under way at the same time."""
         times = [at for at, _, _ in self.starts]
         return max(max((sum(at <= other < at + ANSWER_S for other in times) for at in times), default=0), self._most)
 
     def fresh(self, *, wanted: int = 1, lone: int = 0) -> None:
-        """`wanted`: no call ends before so many are under way, however late a busy machine begins them; but for the
-        first `lone` ones, which the others need."""
+        """Forget all calls.
+
+        Args:
+            wanted: no call ends before this many are under way, however late a busy machine starts them.
+            lone: the first calls that do not wait, because the others need their answers.
+        """
         self.kit.fresh()
         self.starts.clear()
         self._most, self._wanted, self._lone = 0, wanted, lone
 
     def took(self) -> float:
-        """Called where an answer begins: how long it takes from when it may."""
+        """Wait for the other calls if so configured. Return the seconds that the answer then takes."""
         with self._changed:
             if self._wanted > 1 and len(self.starts) > self._lone:
                 self._held += 1
@@ -72,6 +79,7 @@ class Watched:
 
 
 def watched(manager: CallbackManager | None = None) -> Watched:
+    """Create a kit of own models whose calls are recorded."""
     made = Watched(own_kit(profiles.noop(), Sizes(chunks=14, chunk_tokens=30, answer=8), manager))
     slow, noted = made.kit.llm.slow, made.kit.ledger.asked  # type: ignore[attr-defined]
     slow.generate, slow.embed, slow.search = (lambda *_: made.took()), (lambda _: 0.002), (lambda: 0.002)
@@ -89,7 +97,7 @@ def watched(manager: CallbackManager | None = None) -> Watched:
 
 @dataclass
 class Diary:
-    """Names of events of both kinds in their order, with the thread that they came on."""
+    """Names of callback events and instrumentation events in their order, with the threads they came on."""
 
     said: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
@@ -100,6 +108,8 @@ class Diary:
 
 
 class DiaryHandler(BaseCallbackHandler):
+    """Records LlamaIndex's callback events in a diary."""
+
     def __init__(self, diary: Diary) -> None:
         super().__init__([], [])
         self._diary = diary
@@ -119,6 +129,8 @@ class DiaryHandler(BaseCallbackHandler):
 
 
 class DiaryEvents(BaseEventHandler):
+    """Records LlamaIndex's instrumentation events in a diary."""
+
     diary: Any
 
     def handle(self, event: Any, **_: Any) -> None:
@@ -126,7 +138,7 @@ class DiaryEvents(BaseEventHandler):
 
 
 def diary_of(diary: Diary, run: Callable[[], Any]) -> Any:
-    """What `run` gives, while all instrumentation events go to the diary."""
+    """Return the result of `run`, with all instrumentation events recorded in the diary."""
     root = get_dispatcher()
     before = list(root.event_handlers)
     root.event_handlers = [*before, DiaryEvents(diary=diary)]
@@ -140,7 +152,7 @@ def diary_of(diary: Diary, run: Callable[[], Any]) -> Any:
 
 
 class ChattyLLM(CustomLLM):
-    """Completes by asking its own `chat`, through a helper: events within events."""
+    """An LLM whose `complete` calls its own `chat`, so that its events are nested."""
 
     chats: int = 0
 

@@ -1,4 +1,4 @@
-"""Objects of LlamaIndex made by their public constructors, and what the records of `shims.llamaindex` must hold."""
+"""Objects of LlamaIndex made by their public constructors, and the fields that the records of their parts must have."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QA, OTHER = PromptTemplate("{context_str} {query_str}"), PromptTemplate("{existi
 PARSED = PromptTemplate("{context_list} {query_str}", output_parser=SelectionOutputParser())
 Kind = type[Parts]
 Made = tuple[Any, dict[str, Any]]
-"""An object, and what its record must hold."""
+"""An object, and the fields that the record of its parts must have."""
 
 
 def retriever_query_engine(x: Library) -> Made:
@@ -132,7 +132,7 @@ def transform_retriever(x: Library) -> Made:
 
 
 def writing(x: Library, cls: Any, **own: Any) -> Made:
-    """A synthesizer, with templates of its own under the names of fields."""
+    """Create a synthesizer with its own templates, passed under the names of the record's fields."""
     made = cls(llm=x.llm, streaming=True, **own)
     common = {"llm": x.llm, "output_cls": None, "streaming": True, "multimodal": False}
     return made, {**common, "prompt_helper": made._prompt_helper, **own}

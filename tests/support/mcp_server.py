@@ -1,4 +1,4 @@
-"""An MCP server over stdio, as a program: it writes every call that it receives to the file of its first argument."""
+"""An MCP server over stdio, run as a program. It appends every call to the file named by its first argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small server that speaks OpenAI's protocol: it says back what it was asked, and notes every request."""
+"""A small server that speaks OpenAI's protocol. It echoes requests as answers and records them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ MODEL = "echo"
 
 @dataclass
 class Stub:
+    """The server, its recorded requests, and how it answers."""
+
     base_url: str = ""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Path and body of every request but those by which an engine looks around."""
+    """Path and body of each request, except those by which an engine inspects the server."""
     headers: list[dict[str, str]] = field(default_factory=list)
-    """Theirs."""
+    """Headers of each recorded request."""
     kind: str = "stub"
-    """What it says that it is."""
+    """The owner of the model as the server's list of models names it."""
     go: threading.Event = field(default_factory=threading.Event)
-    """What is said with the word `slowly` waits for it."""
+    """Answers that contain the word `slowly` wait until this is set."""
     answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Chat request -> the assistant's message, or the `status` of a refusal; without it the stub says back what it was
-    asked."""
+    """Returns the assistant's message for the body of a chat request, or a dictionary with the `status` of an error.
+
+    If None, the server echoes the request.
+    """
     joins: bool = True
-    """Whether a stream adds up to the whole answer, which has a field more otherwise."""
+    """True if a stream adds up to the whole answer. If False, the whole answer has one more field."""
 
     @property
     def generations(self) -> list[dict[str, Any]]:
-        """The bodies of the requests for answers: without those that only warm up a prefix."""
+        """Return the bodies of the requests for answers, without those that only warm up a prefix."""
         return [body for _, body in self.asked if body.get("max_tokens") != 1]
 
 

@@ -1,4 +1,4 @@
-"""User code that nobody can see through."""
+"""User code with a side effect, which therefore never counts as pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import wraps
 from typing import Any
 
 CALLS: list[str] = []
-"""What was called: a side effect."""
+"""Names of the functions that were called."""
 
 
 def own(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same function, but with a side effect, so that it can never count as pure."""
+    """Return the same function with a side effect: each call appends its name to `CALLS`."""
 
     @wraps(func)
     def run(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""LangChain objects that call the user's own models and retrievers one after the other."""
+"""LangChain composites that call the user's own models and retrievers one after the other."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ WRITTEN = "one\ntwo\nthree"
 
 
 class Lines(LLM):
+    """A model that always answers with three lines."""
+
     @property
     def _llm_type(self) -> str:
         return "lines"
@@ -36,7 +38,7 @@ class Lines(LLM):
 
 
 class Counted(Chat):
-    """Of which the framework can count tokens."""
+    """A chat model whose tokens the framework can count."""
 
     def get_token_ids(self, text: str) -> list[int]:
         return list(range(len(text) // 4))

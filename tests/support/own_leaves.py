@@ -1,4 +1,4 @@
-"""Prompt-pure models and retrievers of "the user's own", which keep every call and know how many are under way."""
+"""Models and retrievers of the user's own whose answers depend on the prompt alone. They record their calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from pydantic import Field
 
 
 class Ledger:
-    """All calls of the leaves that share it. `meet` makes calls wait until as many are under way (or a second)."""
+    """The calls of all models and retrievers that share it.
+
+    Args:
+        meet: a call waits until this many calls are under way, or for one second. 0: it does not wait.
+        jitter: the longest random latency of a call, in seconds.
+    """
 
     def __init__(self, meet: int = 0, jitter: float = 0.0) -> None:
         self.calls: Counter[str] = Counter()
@@ -74,7 +79,7 @@ class Ledger:
 
 
 class SyncChat(BaseChatModel):
-    """A local model: no async code of its own."""
+    """A chat model with sync code only, as local models are."""
 
     ledger: Any = Field(default_factory=Ledger)
     says: str = "model"
@@ -94,7 +99,7 @@ class SyncChat(BaseChatModel):
 
 
 class Chat(SyncChat):
-    """A model behind an API: native async."""
+    """A chat model with async code of its own, as models behind an API are."""
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         await self.ledger.awork(f"{self.says}: {messages[-1].content}", self.error)
@@ -120,7 +125,7 @@ class Text(LLM):
 
 
 class Notes(BaseRetriever):
-    """Finds what it is asked for."""
+    """A retriever whose documents name the query."""
 
     ledger: Any = Field(default_factory=Ledger)
     error: str = ""

@@ -1,4 +1,4 @@
-"""PDFs for tests, written by hand: ordinary ones, and some that are made to do harm."""
+"""PDFs for tests, written by hand: ordinary ones, and malicious ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 
 
 def pdf(*objects: bytes) -> bytes:
-    """Of the bodies of its objects; the first is the catalog."""
+    """Return a PDF of these objects, given by their bodies. The first one is the catalog."""
     made, places = b"%PDF-1.7\n", list[int]()
     for number, body in enumerate(objects, 1):
         places.append(len(made))
@@ -27,7 +27,7 @@ _FONTS = b"/Resources << /Font << /F 3 0 R >> >>"
 
 
 def with_text(*pages: str) -> bytes:
-    """A page for each text."""
+    """Return a PDF with one page for each text."""
     kids, objects = list[bytes](), list[bytes]()
     for text in pages:
         number = 4 + len(objects)
@@ -46,7 +46,7 @@ def _one_page(contents: bytes) -> bytes:
 
 
 def bomb(megabytes: int = 400) -> bytes:
-    """A page whose contents are small, and unpack to so much."""
+    """Return a PDF with one page whose small contents unpack to `megabytes`."""
     packer, packed = zlib.compressobj(9), b""
     block = b"BT /F 1 Tf (a) Tj ET " * 50_000
     for _ in range(megabytes):
@@ -55,19 +55,19 @@ def bomb(megabytes: int = 400) -> bytes:
 
 
 def bomb_in_a_bomb(megabytes: int = 400) -> bytes:
-    """The same, packed twice."""
+    """Return a PDF with one page whose contents are packed twice and unpack to `megabytes`."""
     inner = zlib.compress(b"\0" * (megabytes << 20), 9)
     return _one_page(stream(zlib.compress(inner, 9), b"/Filter [/FlateDecode /FlateDecode]"))
 
 
 def endless_pages() -> bytes:
-    """A page tree that holds itself."""
+    """Return a PDF whose page tree contains itself."""
     tree = b"<< /Type /Pages /Count 1000000 /Kids [2 0 R 2 0 R] >>"
     return pdf(b"<< /Type /Catalog /Pages 2 0 R >>", tree, _FONT)
 
 
 def deep() -> bytes:
-    """Arrays in arrays."""
+    """Return a PDF with deeply nested arrays."""
     return pdf(b"<< /Type /Catalog /Pages 2 0 R /X " + b"[" * 200_000 + b"]" * 200_000 + b" >>", b"<< /Type /Pages >>")
 
 

@@ -1,4 +1,4 @@
-"""Requests for tests of placement. Prefilling takes 1 ms a token; a block is 16 tokens."""
+"""Requests for tests of placement. Prefilling takes 1 ms a token, and a block has 16 tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def e2(*replicas: str, options: E2Options = PREBLE) -> E2:
 
 
 def prompt(*parts: tuple[str, int]) -> list[int]:
-    """Tokens: `(name, n)` are n tokens that depend on the name."""
+    """Return the tokens of a prompt. A part `(name, n)` is n tokens that depend on the name."""
     return [ord(name) for name, count in parts for _ in range(count)]
 
 
@@ -43,7 +43,7 @@ def but(*full: str) -> Callable[[str, int], bool]:
 def send(
     placement: E2, asked: PlacementRequest, replica: str = "", units: int | None = None, *, prefilling: bool = False
 ) -> PlacementChoice:
-    """Place a request, or send it to `replica`; unless it stays `prefilling`, its first token comes at once."""
+    """Place a request, or send it to `replica`. Its first token comes at once, unless it stays `prefilling`."""
     placed = placement.choose_replica(asked, anywhere)
     assert placed is not None
     if replica:

@@ -1,4 +1,4 @@
-"""An `EnginePort` by itself, in virtual time: engines that do as they are told, a listener that keeps what it hears."""
+"""An `EnginePort` by itself in virtual time, with scripted engines and a listener that records its reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Script = Callable[[Sequence[Request]], AsyncIterator[Result]]
 
 
 class Scripted:
-    """An engine whose `execute` is a script for each batch, in turn; the last one for all that follow."""
+    """An engine whose `execute` runs one script for each batch. The last script also serves all later batches."""
 
     kinds = LLM_KINDS
 
@@ -63,14 +63,14 @@ class Scripted:
 
 
 async def answers(batch: Sequence[Request]) -> AsyncIterator[Result]:
-    """Every request gets its prompt back, after a second."""
+    """Answer every request with its prompt, after one second."""
     await asyncio.sleep(1)
     for request in batch:
         yield Done(request.id, Generation(request.payload.prompt.text))
 
 
 async def hangs(batch: Sequence[Request]) -> AsyncIterator[Result]:
-    """Nothing comes, and no cancellation ends it, until the test is over."""
+    """Answer nothing until the test is over, even if cancelled."""
     over = _over[-1]
     while not over.is_set():
         try:
@@ -85,7 +85,7 @@ _over: list[asyncio.Event] = []
 
 
 def driven(work: Coroutine[Any, Any, None]) -> None:
-    """`run_virtual`; what hangs until then ends with it."""
+    """Run `work` in virtual time. Scripts that hang until then end with it."""
 
     async def main() -> None:
         _over.append(asyncio.Event())
@@ -98,7 +98,10 @@ def driven(work: Coroutine[Any, Any, None]) -> None:
 
 
 def says(*texts: str, then: BaseException | None = None, value: str | None = None) -> Script:
-    """Pieces, then an exception or the value: all of them together, if none is given."""
+    """Return a script that sends these pieces, then raises `then` or sends the result.
+
+    The result is `value`, or all pieces joined if no value is given.
+    """
 
     async def script(batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
@@ -127,10 +130,10 @@ def event(name: str, **fields: Any) -> Enqueue:
 
 @dataclass
 class Heard:
-    """What a port has told."""
+    """The starts, pieces and outcomes that a port reports to its listener."""
 
     ends: dict[str, tuple[Any, BaseException | None, float]] = field(default_factory=dict)
-    """Value, error and time, by request."""
+    """Value, error and time of the outcome, by request."""
     pieces: dict[str, str] = field(default_factory=dict)
     started: list[tuple[str, str]] = field(default_factory=list)
 
@@ -167,7 +170,7 @@ def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> E
 
 
 def ask(one: EnginePort, *names: str, **fields: Any) -> list[EngineRequest]:
-    """Each name a request and a primitive of its own."""
+    """Enqueue one request for each name, each with a primitive of its own."""
     made = [entry(name) for name in names]
     for each in made:
         one.enqueue([each], event(each.primitive, **fields))

@@ -1,6 +1,6 @@
-"""Finds where source code touches private names of other packages. By syntax alone: nothing is imported.
+"""Finds where source code touches private names of other packages. It reads syntax trees and imports nothing.
 
-A framework's private names may be touched in `teola_plugin/shims/` only. What counts as a touch:
+A framework's private names may be touched in `teola_plugin/shims/` only. These are the kinds of touches:
 
 =============  =======================================================================================================
 kind           what
@@ -8,17 +8,16 @@ kind           what
 `import`       a private name or a private module of another package: `from framework.a import _b`,
                `from framework._a import b`
 `attribute`    `x._b`, unless this file, or a class of ours that a class of this file extends, defines `_b`
-`inherited`    the same of `self._b`, `cls._b`, `super()._b`
-`string`       the same of `"_b"` or `"a._b"`, which is how `getattr` and its like are told; documentation
-               and ends of other strings aside
-`patch`        a name is put into what another package owns: `Class.method = ...` of an imported class or module
-`code`         a code object is made, or claimed by what is no function: `CodeType(...)`, `replace(co_...=...)`,
-               `__code__ = ...`
+`inherited`    the same for `self._b`, `cls._b`, `super()._b`
+`string`       the same for `"_b"` or `"a._b"`, as passed to `getattr` and similar functions. Documentation and ends of
+               other strings do not count
+`patch`        a name is set on what another package owns: `Class.method = ...` of an imported class or module
+`code`         a code object is made or replaced: `CodeType(...)`, `replace(co_...=...)`, `__code__ = ...`
 =============  =======================================================================================================
 
-No touch: names of the standard library (`sys._getframe`, `_replace` of named tuples), names with two underscores at
-both ends. Methods that a framework asks its users to write (`_generate`, `_call`) are found as `inherited` where they
-are called and not written; `allowed` is for them.
+Names of the standard library (`sys._getframe`, `_replace` of named tuples) and names with two underscores at both ends
+do not count. Methods that a framework asks its users to write (`_generate`, `_call`) are found as `inherited` where
+they are called but not written. The argument `allowed` is for them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ _STRING = re.compile(r"(?:\w+\.)*(_(?!_)[A-Za-z]\w*)(?:\.\w+)*")
 
 @dataclass(frozen=True, order=True)
 class Touch:
-    """One place. `path` is relative to the repository, `name` the private name, `text` the line of source."""
+    """One place that touches a private name.
+
+    `path` is relative to the repository, `name` is the private name, `text` is the line of source.
+    """
 
     path: str
     line: int
@@ -61,11 +63,11 @@ def touches(
     leave_out: Sequence[str] = ("teola_plugin/shims",),
     allowed: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Touch]:
-    """Every touch in the files under `folders`, in order.
+    """Return every touch in the files under `folders`, in order.
 
     Args:
         folders: files or folders, relative to the repository.
-        leave_out: of them.
+        leave_out: files or folders below `folders` that are not read.
         allowed: names that are no touch, by the file or folder in which they may stand ("" for all). Say why there.
     """
     code = Code.read()
@@ -88,7 +90,7 @@ def is_private(name: str) -> bool:
 
 @dataclass
 class Module:
-    """One file: the private names that it defines, its classes with their bases, its imports."""
+    """One source file: the private names that it defines, its classes with their bases, and its imports."""
 
     path: str
     source: str
@@ -99,7 +101,10 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The source as a tree. Python 3.11 may fail to parse where garbage is collected meanwhile."""
+        """Return the syntax tree.
+
+        Garbage collection is off meanwhile, because it can make parsing fail in Python 3.11.
+        """
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -114,7 +119,7 @@ class Module:
 
     @cached_property
     def no_names(self) -> set[ast.AST]:
-        """Strings that name nothing: documentation, ends of other strings."""
+        """Return the strings that are not names: documentation, ends of other strings."""
         found: set[ast.AST] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Expr):
@@ -151,7 +156,7 @@ class Module:
 
 
 class Code:
-    """All files of the project together: a class may extend one of another file."""
+    """All files of the project, since a class may extend one of another file."""
 
     def __init__(self, modules: Iterable[Module]) -> None:
         self.modules = {module.path: module for module in modules}
@@ -163,7 +168,10 @@ class Code:
 
     @classmethod
     def read(cls, root: Path = ROOT, sources: Sequence[str] = SOURCES) -> Code:
-        """Links are left out: `teola_plugin/adapters` and its like lead to folders that are read as themselves."""
+        """Read all files.
+
+        Links such as `teola_plugin/adapters` are left out, because their targets are read themselves.
+        """
         files = [path for source in sources for path in sorted((root / source).rglob("*.py"))]
         inside = [path for path in files if path.resolve() == path]
         return cls(Module(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in inside)
@@ -176,7 +184,7 @@ class Code:
                 yield Touch(path, node.lineno, kind, name, module.lines[node.lineno - 1].strip())
 
     def members(self, cls: str, seen: frozenset[str] = frozenset()) -> set[str]:
-        """What a class and those of ours that it extends define; classes of one name are taken together."""
+        """Return the names that a class and its bases in the project define. Classes with the same name are merged."""
         found: set[str] = set()
         for bases, names in self._classes.get(cls, []):
             found |= names
@@ -214,7 +222,7 @@ def _stored(node: ast.Attribute, module: Module) -> Iterator[tuple[str, str]]:
 
 
 def _foreign(dotted: str) -> bool:
-    """Whether it is imported from a package that is neither ours nor Python's."""
+    """Return True if the name is imported from a package that is neither ours nor Python's."""
     first = dotted.split(".")[0]
     return bool(first) and first not in OURS and first not in sys.stdlib_module_names
 
@@ -234,7 +242,7 @@ def _private_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _standard(value: ast.expr, module: Module) -> bool:
-    """`sys._getframe`: of a module of the standard library."""
+    """Return True if the value belongs to a module of the standard library, as in `sys._getframe`."""
     while isinstance(value, ast.Attribute):
         value = value.value
     if not isinstance(value, ast.Name):
@@ -255,7 +263,7 @@ def _last_name(base: ast.expr) -> str:
 
 
 def _members(cls: ast.ClassDef) -> Iterator[str]:
-    """Names in the class's body, and what its methods set on `self`."""
+    """Yield the names in the class's body, and the attributes that its methods set on `self`."""
     for node in ast.walk(cls):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

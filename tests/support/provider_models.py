@@ -1,4 +1,4 @@
-"""A model of the user's own that answers in every form, and a server that counts what it is asked."""
+"""A model of the user's own that answers sync, async and streamed, and a server that counts its calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import Field
 
 PAUSE_S = 0.25
-"""How long a call takes, in seconds."""
+"""Seconds that a call takes."""
 
 
 class Server:
-    """Counts calls by method and prompt, and how many were under way at once."""
+    """Counts calls by method and prompt, and the largest number of calls that were under way at the same time."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -37,7 +37,7 @@ class Server:
 
 
 class Model(BaseChatModel):
-    """Streams three chunks; reports them to its run by itself, as some integrations do."""
+    """A chat model that streams three chunks. It reports them to its run itself, as some integrations do."""
 
     server: Any = Field(default_factory=Server)
     label: str = ""

@@ -1,4 +1,4 @@
-"""Queries with several parts, on fakes in virtual time."""
+"""Queries with several plans, on fake engines in virtual time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TWO = graph(*generation("one"), *generation("two"), Primitive("both", K.CALL, in
 
 
 class Scene:
-    """A query that parts may join, in virtual time, and what its engines are asked for."""
+    """A query that subplans may join, in virtual time, and the requests that reach its engines."""
 
     def __init__(self, pool: EnginePool, **query: Any) -> None:
         self.pool = pool
@@ -51,9 +51,11 @@ class Scene:
         self.run: QueryRun = pool.runtime.watch(Query({"input": None}, **query), joins=True)
 
     def ahead(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> SubplanRun:
+        """Start a plan for a part of the query, before the original comes to it."""
         return self.run.begin_subplan(graph, calls, value, **{"lookahead": True, **more})
 
     async def plain(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
+        """Make a call as the original does. Return its text."""
         handle = self.run.call(K.PREFILLING, "llm", [asked], stream=stream)
         pieces = "".join([piece.text async for piece in handle.pieces]) if stream else ""
         [made] = await handle
@@ -61,9 +63,11 @@ class Scene:
         return str(made.text)
 
     def count(self, kind: PrimitiveKind = K.PREFILLING) -> int:
+        """Return the number of requests of this kind."""
         return sum(request.kind is kind for asked in self.asked.values() for request in asked)
 
     def trace(self) -> QueryTrace:
+        """Close the query and return its trace."""
         self.run.close()
         found = self.run.trace.result(0)
         assert found is not None
@@ -71,6 +75,8 @@ class Scene:
 
 
 def in_scene(body: Callable[[Scene], Awaitable[Any]], *, engines: Sequence[Any] = (), most: int = 8) -> Any:
+    """Run `body` with a `Scene` in virtual time. `engines` replace the fakes of the same names."""
+
     async def run() -> Any:
         profiles = rtx3090() | {"llm": replace(rtx3090()["llm"], max_requests=most)}
         made = {engine.name: engine for engine in fake_engines(profiles)} | {engine.name: engine for engine in engines}
@@ -82,7 +88,7 @@ def in_scene(body: Callable[[Scene], Awaitable[Any]], *, engines: Sequence[Any] 
 
 
 def warmed(**more: Any) -> Graph:
-    """A prompt whose beginning is known, and whose rest is slow."""
+    """Return a graph of a prompt whose first part is known at once, and whose rest takes time."""
     slow = Primitive("slow", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("slow",))))
     lead = Primitive(
         "w", K.PARTIAL_PREFILLING, "llm", named(text=Ref("$input", ("known",))), call="begin", prompt=PROMPT

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for tests. It outlives this process's connections, so several may take turns."""
+"""A Ray cluster on this machine. It outlives this process's connections, so that several clusters can take turns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def ray_nodes(*cpus: int, gpus: int = 0) -> Iterator[Cluster]:
-    """A cluster with a node for each number of CPUs, and `gpus` on the first, as far as Ray knows; this process is
-    connected to it, and afterwards again to the one that it was connected to before."""
+    """Start a cluster with one node for each number of CPUs, and connect this process to it.
+
+    Ray is told that the first node has `gpus` GPUs. Afterwards the process is connected to its former cluster again.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

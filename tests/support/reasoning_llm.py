@@ -1,4 +1,4 @@
-"""An LLM that chooses by number and then gives a reason, and a store that tells it when it is searched."""
+"""An LLM that writes the number of its choice before the reason, and a store that notifies it of searches."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from teola_plugin.engines.fake import FakeStore
 from teola_plugin.requests.payloads import Done, Generation, Piece, Request, Result
 
 PATIENCE = 5.0
-"""Seconds that a reason waits for a search that does not come."""
+"""Seconds that a reason waits for a search before it is written anyway."""
 
 
 class Reasoning(ScriptedLLM):
-    """Writes a reason only when a search has been made since it wrote the number, if it is `held`."""
+    """An LLM that chooses. With `waits_for_search` it writes the reason only after a search that follows the number."""
 
     def __init__(self, chosen: str, reason: str) -> None:
-        """`chosen`: what it writes where it has to choose; `reason`: a pattern, before which the number is written."""
+        """Create the LLM.
+
+        Args:
+            choice: the text that it writes when it has to choose.
+            reason: a regular expression that matches where the reason begins.
+        """
         super().__init__()
         self.held = False
         self.chosen, self._begins = chosen, f"(?={reason})"
         self.searched = asyncio.Event()
         self.in_time: list[bool] = []
-        """Of each reason, whether a search came before it."""
+        """For each reason, True if a search came before it."""
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
@@ -52,7 +57,7 @@ class Reasoning(ScriptedLLM):
 
 
 class Told(FakeStore):
-    """Tells the model of its searches."""
+    """A fake store that notifies the LLM of each search."""
 
     def __init__(self, llm: Reasoning) -> None:
         super().__init__()
@@ -64,10 +69,10 @@ class Told(FakeStore):
 
 
 def spans(fast: Any, *, outcome: str = "") -> list[str]:
-    """Primitives in the trace of the last call; those with this outcome."""
+    """Return the primitives in the trace of the last call, or only those with this outcome."""
     return [span.primitive for span in fast.last_trace().spans if outcome in ("", span.outcome)]
 
 
 def by_hand(fast: Any) -> list[str]:
-    """Calls that the plain code had to make itself."""
+    """Return the calls that the original had to make itself."""
     return [name for name in spans(fast) if ".call#" in name]

@@ -1,4 +1,4 @@
-"""What was asked of an engine."""
+"""Records the requests of an engine or a pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teola_plugin.scheduling.engine_queue import Enqueue
 
 
 def record(engine: Engine) -> list[Request]:
-    """From now on, every request that reaches the engine."""
+    """Return a list that gets every request which reaches the engine from now on."""
     seen: list[Request] = []
     execute = engine.execute
 
@@ -36,7 +36,7 @@ class Arrival:
 
 
 def arrivals(pool: EnginePool) -> list[Arrival]:
-    """From now on, every request that is queued at an engine of the pool."""
+    """Return a list that gets every request which is queued at an engine of the pool from now on."""
     seen: list[Arrival] = []
     for name in pool.engine_names:
         port: Any = pool.runtime.port(name)

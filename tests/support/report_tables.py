@@ -47,10 +47,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], results: Seque
 
 
 def number(value: float | None, digits: int = 2) -> str:
+    """Return a number as text, or an empty text for None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def title(app: str) -> str:
+    """Return the name of an application as the documents write it."""
     return app.replace("_", " ").replace("rag", "RAG")
 
 
@@ -73,6 +75,7 @@ _REAL = {
 
 
 def real_engines() -> str:
+    """Return the speed-up of the apps on real engines."""
     rows = [
         [_REAL[name], case["runs"], *(number(case[key]) for key in ("plain_s", "accelerated_s", "speedup"))]
         for name, case in result("real_engines")["cases"].items()
@@ -121,6 +124,7 @@ def server() -> str:
 
 
 def five_apps_real() -> str:
+    """Return the five applications on real engines."""
     return _five_apps("apps_real")
 
 
@@ -147,6 +151,7 @@ _GRAPHS = ((4, 10), (10, 60))
 
 
 def graphs() -> str:
+    """Return the graphs by the number of passages and tokens, with losses and wasted calls."""
     rows = []
     for (app,), sizes in by_key(
         [row | {"size": (row["documents"], row["tokens"])} for row in result("graphs")["rows"]], "size", "app"
@@ -254,6 +259,7 @@ _FAMILIES = {
 
 
 def _hardest(ratios: dict[str, Any], family: str) -> str:
+    """Return the smallest speed-up over the baselines of a family, or an empty text if there is none."""
     known = [ratios[name]["median"] for name in _FAMILIES[family] if ratios.get(name)]
     return number(min(known)) if known else ""
 
@@ -271,6 +277,7 @@ def _five_apps(run: str) -> str:
 
 
 def five_apps() -> str:
+    """Return the five applications on simulated engines."""
     return _five_apps("apps")
 
 
@@ -351,6 +358,7 @@ def overhead() -> str:
 
 
 def shares() -> str:
+    """Return the share of the processor and of wall-clock time that orchestration takes in each application."""
     loaded, rows = result("overheads")["shares"], []
     for app in loaded["clock"]["process"]:
         processor = loaded["path"]["process"][app]["share"]["processor"]["median"]

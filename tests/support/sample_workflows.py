@@ -1,4 +1,4 @@
-"""Workflows that several tests share."""
+"""Workflows that several tests use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from teola_plugin.workflow import (
 
 
 def answer(prompt: Prompt, sampling: Sampling) -> str:
-    """Words that depend on the prompt; as many lines of them as it asks queries for, one more for some questions."""
+    """Return words that depend on the prompt. If it requests queries, return that many lines, or one fewer or more."""
     text = prompt.flat()
     asked = re.search(r"Write (\d+) search queries", text)
     if asked is None:
@@ -31,7 +31,7 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
 
 
 def engines(machine: dict[str, EngineProfile] | None = None) -> list[FakeEngine]:
-    """Fakes whose LLM writes lists where it is asked to."""
+    """Return fake engines whose LLM writes lists where the prompt requests them."""
     found = fake_engines(machine)
     llm = FakeLLM(profile=found[0].profile, answer=answer)
     return [llm, *found[1:]]
@@ -42,7 +42,7 @@ GIVEN = {"question": "What does paragraph 7 say?", "documents": DOCUMENT}
 
 
 def advanced_rag(name: str = "advanced_rag") -> Workflow:
-    """Upload, three queries, search with each, rerank, refine."""
+    """Return a workflow that indexes a document, writes three queries, searches with each, reranks and refines."""
     return Workflow(
         name,
         Indexing("index", chunk_size=20, chunk_overlap=3, collection=PER_QUERY)

@@ -1,4 +1,4 @@
-"""An LLM engine whose answers a test writes."""
+"""An LLM engine whose answers are set by the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Re
 
 
 class ScriptedLLM:
-    """Answers by a function of the payload, streamed word by word; keeps every payload it was given."""
+    """An LLM engine that answers by a function of the payload, streams word by word, and records the payloads."""
 
     name = "llm"
     kinds = frozenset({PrimitiveKind.PREFILLING, PrimitiveKind.DECODING})
@@ -23,7 +23,7 @@ class ScriptedLLM:
         self.endless = False
 
     def clear(self) -> None:
-        """What it was asked."""
+        """Forget the recorded requests."""
         self.asked.clear()
 
     async def start(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A small server that speaks the JSON of SearXNG, Brave and Tavily, in the forms that their documents show."""
+"""A small server that speaks the JSON of SearXNG, Brave and Tavily, in the forms that their documentation shows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ PAGES = [
 
 @dataclass
 class Stub:
+    """The server, its recorded requests, and the statuses of its next replies."""
+
     url: str = ""
     asked: list[tuple[str, str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
-    """Method, path, parameters or body, headers of every request."""
+    """Method, path, parameters or body, and headers of each request."""
     statuses: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-    """What is answered to the next requests, with headers; 200 when there is none left. 0: the line is cut."""
+    """Status and headers of the next replies; 200 if the list is empty.
+
+    Status 0 closes the connection without a reply.
+    """
     go: threading.Event = field(default_factory=threading.Event)
-    """A search for something `slowly` waits for it."""
+    """Searches that contain the word `slowly` wait until this is set."""
     at_once: int = 0
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -35,6 +40,7 @@ class Stub:
 
 @contextmanager
 def search_stub() -> Iterator[Stub]:
+    """Run the server until the body ends."""
     stub = Stub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -164,7 +170,7 @@ def _searxng(query: str) -> dict[str, Any]:
 
 
 def _refusal(path: str, method: str, status: int, headers: dict[str, str]) -> dict[str, Any]:
-    """Brave's and Tavily's errors; they repeat the key, so that a test can look for it."""
+    """Return an error reply of Brave or Tavily. It repeats the key, so that a test can search for it."""
     if path == "/res/v1/web/search":
         key = headers.get("X-Subscription-Token", "")
         told = {"status": status, "code": "RATE_LIMITED", "detail": f"token {key} refused", "id": "1", "meta": {}}

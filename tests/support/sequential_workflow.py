@@ -1,6 +1,6 @@
-"""What a workflow means, said once more: its components one after the other, by hand, with single calls of engines.
+"""A reference implementation of workflows: components one after the other, with single calls of engines.
 
-It knows nothing of templates, graphs and passes; it is compared with what runs.
+It uses no templates, graphs or passes. Tests compare its results with those of the real implementation.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ K = PrimitiveKind
 
 
 class Sequential:
-    """One query. `collection` stands for whatever collection a component names."""
+    """One run of a workflow. All components use the same `collection`, whatever collection they name."""
 
     def __init__(self, pool: EnginePool, collection: str) -> None:
         self.pool, self.collection = pool, collection
 
     def run(self, flow: Flow, names: Any) -> dict[str, Any]:
-        """The values of all components, in the order in which the flow has them."""
+        """Return the values of all components, in the order of the flow."""
         known, own = dict(names), {}
         for one in flow:
             known[one.name] = own[one.name] = self.value(one, known)
@@ -183,7 +183,7 @@ class Sequential:
 
 
 def text(value: Any) -> str:
-    """As prompts have it."""
+    """Return a value as prompts contain it."""
     if isinstance(value, (list, tuple)):
         return "\n\n".join(map(text, value))
     return value if isinstance(value, str) else getattr(value, "text", None) or str(value)

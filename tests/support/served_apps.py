@@ -1,4 +1,4 @@
-"""Apps that the server's tests name in its settings: each function is given the pool."""
+"""Apps that the settings of test servers name. The functions that have a parameter get the pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from teola_plugin.pool import EnginePool
 
 
 def chain(pool: EnginePool) -> Any:
-    """Writes a title, then a poem about it: text in, text out."""
+    """Return a chain that writes a title and then a poem about it. Its input and its output are texts."""
     from langchain_core.output_parsers import StrOutputParser
     from langchain_core.prompts import ChatPromptTemplate
 
@@ -39,7 +39,7 @@ def model(pool: EnginePool) -> Any:
 
 
 def graph(pool: EnginePool) -> Any:
-    """Two steps: notes that are not the answer, then the answer."""
+    """Return a graph of two steps: notes that are not the answer, then the answer."""
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     from teola_plugin.langchain import ChatTeola
@@ -107,7 +107,7 @@ def workflow(pool: EnginePool) -> Any:
 
 
 def template() -> Any:
-    """A workflow of our own: two questions, passages for each, an answer."""
+    """Return a workflow of this package: a title, then a poem."""
     from teola_plugin.workflow import Generation, Workflow
 
     return Workflow(
@@ -126,7 +126,7 @@ def failing() -> Any:
 
 
 def waiting() -> Any:
-    """Never answers by itself."""
+    """Return a Runnable that never answers by itself."""
     from langchain_core.runnables import RunnableLambda
 
     async def wait(given: Any) -> str:
@@ -143,7 +143,7 @@ NO_APP = 7
 
 
 def reads_documents() -> Any:
-    """A workflow that indexes what comes with its query."""
+    """Return a workflow that indexes the documents sent with its query."""
     from teola_plugin.workflow import PER_QUERY, Indexing, Searching, Synthesis, Workflow
 
     return Workflow(
@@ -155,7 +155,7 @@ def reads_documents() -> Any:
 
 
 def joins_documents() -> Any:
-    """A Runnable that takes texts beside a question."""
+    """Return a Runnable that takes texts together with a question."""
     from langchain_core.runnables import RunnableLambda
 
     def joined(given: Any) -> str:
@@ -169,7 +169,7 @@ def joins_documents() -> Any:
 
 
 def keeps_documents() -> Any:
-    """A workflow that indexes what comes with its query where later ones find it."""
+    """Return a workflow that indexes the documents sent with its query in a collection that later queries search."""
     from teola_plugin.workflow import Indexing, Searching, Synthesis, Workflow
 
     return Workflow(
@@ -181,7 +181,7 @@ def keeps_documents() -> Any:
 
 
 def remembers(pool: EnginePool) -> Any:
-    """A graph that says all that its thread has heard."""
+    """Return a graph that answers with all messages of its thread."""
     from langchain_core.messages import AIMessage
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.graph import END, START, MessagesState, StateGraph
@@ -213,7 +213,7 @@ VALUES: dict[str, Any] = {
     "empty text": "",
     "half a character": "a\ud800b",
 }
-"""What apps may return, by what they are asked."""
+"""Values that apps may return, by the name that the query gives."""
 
 
 def value_runnable() -> Any:
@@ -223,7 +223,7 @@ def value_runnable() -> Any:
 
 
 def parallel_runnable() -> Any:
-    """Its parts end in another order than it has them."""
+    """Return a RunnableParallel whose parts end in another order than they are listed."""
     from langchain_core.runnables import RunnableLambda, RunnableParallel
 
     async def late(text: str) -> str:
@@ -237,7 +237,7 @@ def parallel_runnable() -> Any:
 
 
 def json_runnable() -> Any:
-    """A parser that sends all it has so far in each chunk; the model writes what it is asked."""
+    """Return a parser whose chunks repeat all that was parsed so far, after a model that echoes its input."""
     from langchain_core.messages import AIMessageChunk
     from langchain_core.output_parsers import JsonOutputParser
     from langchain_core.runnables import RunnableGenerator
@@ -251,7 +251,7 @@ def json_runnable() -> Any:
 
 
 def pieces_runnable() -> Any:
-    """Streams lists that add up."""
+    """Return a Runnable that streams lists which add up."""
     from langchain_core.runnables import RunnableGenerator
 
     async def pieces(texts: Any) -> Any:
@@ -263,7 +263,7 @@ def pieces_runnable() -> Any:
 
 
 def silent_runnable() -> Any:
-    """Streams nothing."""
+    """Return a Runnable that streams nothing."""
     from langchain_core.runnables import RunnableGenerator
 
     async def silent(texts: Any) -> Any:
@@ -275,7 +275,7 @@ def silent_runnable() -> Any:
 
 
 def state_graph() -> Any:
-    """A graph whose state has no messages."""
+    """Return a graph whose state has no messages."""
     from langgraph.graph import END, START, StateGraph
 
     class State(TypedDict):
@@ -304,14 +304,14 @@ def value_workflow() -> Any:
 
 
 def listing_template() -> Any:
-    """A workflow of our own whose answer is a list."""
+    """Return a workflow of this package whose answer is a list."""
     from teola_plugin.workflow import QueryExpansion, Workflow
 
     return Workflow("listing", QueryExpansion("queries", n=2))
 
 
 def echoing_graph() -> Any:
-    """Answers with kind, text and calls of each message that it has got."""
+    """Return a graph that answers with the type, text and tool calls of each message it received."""
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     def echo(state: MessagesState) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What can be seen of a run."""
+    """The visible results of a run: its result or error, events, state and requests."""
 
     result: Any
     error: str

@@ -1,4 +1,4 @@
-"""A server over real HTTP, on a thread of this process; clients for it."""
+"""`teola serve` over real HTTP on a thread of this process, and clients for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from teola_plugin.server.settings import AppSettings, ServerSettings
 
 @dataclass
 class Served:
-    """A server that runs."""
+    """A running server, with its service and pool."""
 
     url: str
     service: Service
@@ -37,6 +37,7 @@ class Served:
 
     @property
     def base(self) -> str:
+        """Return the address of the OpenAI protocol."""
         return f"{self.url}/v1"
 
     def client(self, key: str = "", **more: Any) -> httpx.Client:
@@ -60,7 +61,15 @@ def served(
     tracing_provider: Any = None,
     **settings: Any,
 ) -> Iterator[Served]:
-    """Without a pool on fake engines that take no time. `settings`: of the server; it takes a free port."""
+    """Run a server until the body ends.
+
+    Args:
+        pool: the pool; by default one of fake engines that take no time.
+        apps: settings of each app, by name.
+        store: where queries are kept; by default in memory.
+        tracing_provider: an OpenTelemetry provider for the server's spans.
+        settings: settings of the server. It takes a free port.
+    """
     made = ServerSettings.model_validate({"port": 0, "log": "off", "drain": 5, **settings})
     named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
     kept = store or MemoryStore()
@@ -101,7 +110,7 @@ def served(
 def in_process(
     pool: EnginePool | None = None, *, apps: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
 ) -> Iterator[httpx.Client]:
-    """A client of a server without sockets: each request goes to the ASGI app itself."""
+    """Yield a client of a server without sockets. Each request goes to the ASGI app itself."""
     made = ServerSettings.model_validate({"log": "off", "hosts": ["testserver"], **settings})
     named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
     with pool or EnginePool.local(fake_engines()) as running:
@@ -112,18 +121,20 @@ def in_process(
 
 @dataclass(frozen=True)
 class Key:
-    """A key, and what goes into the settings for it."""
+    """An API key, and the settings that declare it."""
 
     secret: str
     settings: dict[str, Any]
 
 
 def key(name: str, **caps: Any) -> Key:
+    """Create a key of a tenant with the same name. `caps` are further settings of the key."""
     made = new_key()
     return Key(made.secret, {"name": name, "hash": made.hash, "tenant": name, **caps})
 
 
 def until(true: Any, seconds: float = 10.0) -> None:
+    """Wait until the condition is true. Fail after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true"
@@ -131,13 +142,17 @@ def until(true: Any, seconds: float = 10.0) -> None:
 
 
 def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
+    """Return a fake LLM whose decoding takes `seconds_per_token`."""
     curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds_per_token), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
     return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve), answer=lambda *_: "word " * 200)
 
 
 @contextmanager
 def asked_before_the_end(server: Served, body: Mapping[str, Any]) -> Iterator[None]:
-    """A chat is under way when the server is told to stop; in the body it drains, and behind it that is answered."""
+    """Start a chat, then tell the server to stop.
+
+    The server drains in the body; afterwards the chat must be answered.
+    """
     answers: list[httpx.Response] = []
 
     def ask() -> None:

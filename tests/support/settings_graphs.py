@@ -1,4 +1,4 @@
-"""Graphs whose nodes create models by the settings of a call, and a provider that notes what they request of it."""
+"""Graphs whose nodes create models from the settings of a call, and a provider that records their requests."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def called(graph: Any, way: str, settings: Settings) -> Any:
 
 
 def comes_to_gain(stub: Stub, graph: Any, way: str, settings: Settings, expected: tuple[Any, list[str], int]) -> bool:
-    """Return True once calls of the graph run at the same time: its plans for these settings are made.
+    """Return True once calls of the graph run at the same time, since its plans for these settings are made then.
 
-    All calls until then give what the original gives.
+    All calls until then must give what the original gives.
     """
     for _ in range(20):
         result = requests_of(stub, graph, way, settings)

@@ -1,4 +1,4 @@
-"""Engines that passes take for slower than they are here, so that what fires does not depend on the machine."""
+"""Makes passes treat an engine as slower than it is, so that their decisions do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from teola_plugin.pool import EnginePool
 
 @contextmanager
 def taken_for_slow(pool: EnginePool, engine: str, kind: PrimitiveKind, seconds: float) -> Iterator[None]:
-    """In the body that engine's profile says that a batch of any size takes so long."""
+    """In the body, the engine's profile says that a batch of any size takes `seconds`."""
     found = cast(Any, pool.engine(engine))
     before = found.profile
     found.adopt(replace(before, curves={**before.curves, kind: Curve(((1, seconds),))}))

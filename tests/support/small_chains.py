@@ -1,4 +1,4 @@
-"""Chains of one or two steps, and how to call them."""
+"""Chains of one or two steps, and functions that call them and wait for the shadow report."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def ask(text: str, model: Runnable[Any, Any]) -> Runnable[Any, str]:
 
 
 def two_steps(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """Independent, so the second starts ahead of its place."""
+    """Return a chain of two independent steps, so that the second can be prefetched."""
     return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
 
 
 def call(fast: Any, way: str, given: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
-    """The answer, and the report once `expected` calls have been counted."""
+    """Return the answer, and the shadow report once `expected` calls have been counted."""
 
     async def in_a_loop() -> Any:
         value = await fast.ainvoke(given, config)

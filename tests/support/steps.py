@@ -1,4 +1,4 @@
-"""How much work code does, without a clock: the instructions that Python runs for it."""
+"""Measures the work of code without a clock: by the number of instructions that Python runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(work: Callable[[], Any], within: str = "teola_plugin") -> int:
-    """Instructions that `work` runs in modules of this package, on this thread."""
+    """Return the number of instructions that `work` runs in modules of this package, on this thread."""
     count = 0
 
     def step(frame: FrameType, event: str, argument: Any) -> Any:
@@ -33,6 +33,9 @@ def steps(work: Callable[[], Any], within: str = "teola_plugin") -> int:
 
 
 def growth(work: Callable[[int], Any], small: int, times: int = 4) -> float:
-    """How much more work it is `times` wider, divided by `times`: about 1 for linear work, `times` for quadratic."""
+    """Return how much the work grows for a `times` larger size, divided by `times`.
+
+    The result is about 1 for linear work, and `times` for quadratic work.
+    """
     work(2)  # whatever is made once
     return steps(lambda: work(small * times)) / steps(lambda: work(small)) / times

@@ -1,4 +1,4 @@
-"""Graphs whose nodes leave a line in a file each time they run, for tests of what runs again after a crash."""
+"""Graphs whose nodes append a line to a file each time they run, for tests of what runs again after a crash."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class State(TypedDict, total=False):
 
 
 def note(name: str, text: str) -> None:
-    """One line for each run of a node: in the file that `TEOLA_TEST_NOTES` names."""
+    """Append a line for a run of a node to the file that `TEOLA_TEST_NOTES` names."""
     with Path(os.environ["TEOLA_TEST_NOTES"]).open("a") as file:
         file.write(f"{name} {text}\n")
 
 
 def steps(pool: EnginePool) -> Any:
-    """The first node writes a plan, the second takes as long as `TEOLA_TEST_SECONDS` says, the third answers."""
+    """Return a graph of three nodes: a plan, work that takes `TEOLA_TEST_SECONDS` seconds, and an answer."""
     llm = ChatTeola(pool=pool, max_tokens=8)
 
     async def plan(state: State) -> State:
@@ -48,7 +48,7 @@ def steps(pool: EnginePool) -> Any:
 
 
 def writing() -> Any:
-    """A chain that may write something: it leaves its line, and takes its time."""
+    """Return a chain with a side effect: it appends a line and takes `TEOLA_TEST_SECONDS` seconds."""
     from langchain_core.runnables import RunnableLambda
 
     async def write(text: str) -> str:
@@ -69,7 +69,7 @@ def pure_workflow() -> Any:
 
 
 def workflow_with_code() -> Any:
-    """A workflow with a function that may write something."""
+    """Return a workflow with a function that has a side effect."""
     from teola_plugin.workflow import Function, Generation, Workflow
 
     def write(text: str) -> str:
@@ -80,7 +80,10 @@ def workflow_with_code() -> Any:
 
 
 def asking(**settings: Any) -> Any:
-    """Asks for leave between two nodes; or, by `interrupt_before`, without a question."""
+    """Return a graph that asks for approval between two nodes.
+
+    With `interrupt_before` it stops there without a question.
+    """
 
     async def plan(state: State) -> State:
         note("plan", state["text"])
@@ -103,7 +106,7 @@ def asking_before() -> Any:
 
 
 def asking_twice() -> Any:
-    """Two questions at once."""
+    """Return a graph that asks two questions at the same time."""
 
     async def one(state: State) -> State:
         return {"plan": str(interrupt("one?"))}
@@ -136,7 +139,7 @@ def _line(**nodes: Any) -> Any:
 
 
 def checkpointed() -> Any:
-    """Has checkpoints of its own."""
+    """Return a graph with a checkpointer of its own."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     return asking(checkpointer=InMemorySaver())

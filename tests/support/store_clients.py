@@ -1,4 +1,4 @@
-"""What the clients of embedded vector stores receive, and queries that wait for each other there."""
+"""Records the searches that clients of embedded vector stores receive, and runs queries that meet there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps with models of the user's own, outside the pool, that tell what they took; for tests of what a server tells."""
+"""Apps with models of the user's own that report token usage, for tests of the usage that a server reports."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from teola_plugin.langchain import ChatTeola
 from teola_plugin.pool import EnginePool
 
 TOOK = (100, 40, 10)
-"""Tokens of every call: of the prompt, of those found in a cache, of the answer."""
+"""Tokens of every call: in the prompt, of these found in a cache, and in the answer."""
 
 
 def took() -> UsageMetadata:
+    """Return the usage of a call."""
     prompt, cached, answer = TOOK
     return UsageMetadata(
         input_tokens=prompt,
@@ -30,7 +31,7 @@ def took() -> UsageMetadata:
 
 
 class Telling(BaseChatModel):
-    """Says its name; tells what it took, or nothing."""
+    """A chat model that answers with its name and reports its usage, unless `tells` is False."""
 
     says: str = "own"
     tells: bool = True
@@ -45,7 +46,7 @@ class Telling(BaseChatModel):
 
 
 class Streaming(Telling):
-    """The same in chunks, of which the last one tells."""
+    """A `Telling` that streams. Its last chunk reports the usage."""
 
     def _stream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
@@ -56,7 +57,7 @@ class Streaming(Telling):
 
 
 class Passing(Telling):
-    """Asks another model, and repeats what that tells."""
+    """A `Telling` that calls another model and passes on the usage which that reports."""
 
     inner: Any
 
@@ -76,31 +77,33 @@ def _asks(text: str, model: Any) -> Any:
 
 
 def two_own(pool: EnginePool) -> Any:
-    """Two calls of models of one's own, side by side and made ahead; an answer of the pool's."""
+    """Return a chain of two prefetched calls of the user's own models, and an answer by a model of the pool."""
     first, second = _asks("One of {topic}", Telling(says="one")), _asks("Two of {topic}", Streaming(says="two"))
     return {"one": first, "two": second} | _asks("{one} and {two}", ChatTeola(pool=pool, max_tokens=6))
 
 
 def streams_own() -> Any:
-    """Its answer is its own model's."""
+    """Return a chain whose answer is streamed by the user's own model."""
     return _asks("On {topic}", Streaming())
 
 
 def silent() -> Any:
+    """Return a chain whose model reports no usage."""
     return _asks("On {topic}", Streaming(tells=False))
 
 
 def passes_on(pool: EnginePool) -> Any:
-    """A model of one's own whose code asks one of the pool."""
+    """Return a chain whose model calls a model of the pool in its own code."""
     return _asks("On {topic}", Passing(inner=ChatTeola(pool=pool, max_tokens=6)))
 
 
 def passes_on_own() -> Any:
+    """Return a chain whose model calls another model of the user's own."""
     return _asks("On {topic}", Passing(inner=Telling()))
 
 
 def fails_first() -> Any:
-    """A model that breaks, and another in its place."""
+    """Return a chain whose first model fails, and whose fallback answers."""
 
     class Broken(Telling):
         def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
@@ -110,7 +113,7 @@ def fails_first() -> Any:
 
 
 def two_prompts() -> Any:
-    """Asks its own model for two prompts in one call."""
+    """Return a Runnable that sends two prompts to its model in one call."""
     from langchain_core.messages import HumanMessage
     from langchain_core.runnables import RunnableLambda
 
@@ -125,7 +128,7 @@ def two_prompts() -> Any:
 
 
 def in_a_graph(pool: EnginePool) -> Any:
-    """Nodes that ask: one's own model from a thread and on the loop, and the pool's."""
+    """Return a graph whose nodes call the user's own model on a thread and on the loop, then a model of the pool."""
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     own, ours = Telling(), ChatTeola(pool=pool, max_tokens=6)

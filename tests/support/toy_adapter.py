@@ -1,4 +1,4 @@
-"""The adapter of the toy framework: all that is the framework's own."""
+"""The adapter of the toy framework, which holds only what is specific to that framework."""
 
 from __future__ import annotations
 

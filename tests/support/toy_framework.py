@@ -1,6 +1,6 @@
 """A framework of one page: models, templates, a sequence and a loop, sync and async, with events for listeners.
 
-The state of a query is a dictionary. A step reads keys of it and writes one.
+The state of a query is a dictionary. A step reads some of its keys and writes one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 listeners: list[Callable[[str, str], None]] = []
-"""Called with the name of each event, and a text."""
+"""Functions that are called with the name and the text of each event."""
 
 
 def tell(event: str, text: str) -> None:
@@ -68,7 +68,7 @@ class Ask(ToyStep):
 
 
 class ToySteps(ToyStep):
-    """ToySteps one after the other, each with all that came before."""
+    """Steps that run one after the other. Each reads what the earlier ones wrote."""
 
     def __init__(self, steps: Sequence[ToyStep]) -> None:
         self.steps = list(steps)
@@ -89,7 +89,10 @@ class ToySteps(ToyStep):
 
 
 class ForEach(ToyStep):
-    """One step for each item of a list, which stands in the state as `item`; the answers are a list."""
+    """A step that runs another one for each item of a list, with the item as `item` in the state.
+
+    It writes the list of answers.
+    """
 
     def __init__(self, items: str, step: Ask, into: str) -> None:
         self.items, self.step, self.into = items, step, into
@@ -106,7 +109,7 @@ class ForEach(ToyStep):
 
 
 class ToyApp:
-    """What users call."""
+    """An app of the framework, with its sync and async entry points."""
 
     def __init__(self, steps: Sequence[ToyStep]) -> None:
         self.steps = ToySteps(steps)

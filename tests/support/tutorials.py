@@ -1,4 +1,4 @@
-"""Runs the tutorials of the documentation against a fake server, in an environment that the caller chooses."""
+"""Runs the tutorials of the documentation against a fake server, with an interpreter that the caller chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks for tests whose expectation is what a framework itself does, and older releases of it do something else."""
+"""Marks for tests that hold only with current releases of a framework."""
 
 from __future__ import annotations
 

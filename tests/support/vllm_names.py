@@ -1,6 +1,8 @@
-"""Every function of `teola_plugin.shims.vllm` on the installed vLLM, without an engine: what it found, as JSON.
+"""Calls every function of `teola_plugin.shims.vllm` on the installed vLLM, without an engine.
 
-In a process of its own (`python -m support.vllm_names FILE`), for vLLM changes what imports it.
+Writes the results as JSON.
+
+Run it in a process of its own (`python -m support.vllm_names FILE`), because vLLM changes the process that imports it.
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ def _stats() -> dict[str, Any]:
 
 
 def _streams() -> dict[str, Any]:
-    """A request as vLLM's output processor keeps it, which writes three tokens."""
+    """Return how a request that writes three tokens is streamed.
+
+    The state of vLLM's output processor is the reference.
+    """
     from types import SimpleNamespace
 
     from transformers import AutoTokenizer
@@ -154,8 +159,11 @@ def _scheduler() -> dict[str, Any]:
 
 
 def _undrafted() -> dict[str, Any]:
-    """Steps without and with a drafted token: which logits count, by vLLM with speculation; what it samples with where
-    its steps are not hooked, and what it tells its scheduler."""
+    """Return how steps with and without a drafted token run.
+
+    That is: which logits count, by vLLM with speculation; what vLLM samples with where its steps are not hooked; and
+    what it reports to its scheduler.
+    """
     from types import SimpleNamespace
 
     import numpy as np
@@ -183,8 +191,11 @@ def _undrafted() -> dict[str, Any]:
 
 
 def _steps() -> dict[str, list[list[Any]]]:
-    """Of each step: with what a runner is configured while it runs and while it is sampled, what the proposer is asked,
-    and what the runner has for its scheduler. `_steps` of a proposer are those that it leaves out from then on."""
+    """Return what happens in each step of several sequences of steps.
+
+    That is: the speculative configuration of the runner while it runs and while it samples, the calls of the proposer,
+    and the drafts that the runner has for its scheduler. `pauses` is the number of steps that the proposer leaves out.
+    """
     from types import SimpleNamespace
 
     runner: Any = SimpleNamespace(use_async_scheduling=False, speculative_config="ours")
@@ -218,8 +229,7 @@ def _steps() -> dict[str, list[list[Any]]]:
 
 
 def _taken() -> list[Any]:
-    """What an executor in the worker's process takes where nothing was drafted, where something was, and where its
-    runner does not say so."""
+    """Return what an executor in the worker's process takes: without drafts, with drafts, from an unknown runner."""
     from types import SimpleNamespace
 
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -233,8 +243,11 @@ def _taken() -> list[Any]:
 
 
 def _warmed() -> dict[str, Any]:
-    """Sizes that are prepared: up to what a step may have, for some time, not while requests run, and as long as the
-    runner takes them."""
+    """Return the sizes that are warmed up under several conditions.
+
+    They go up to the largest step, are limited in time, stop while requests run, and stop once the runner refuses a
+    size.
+    """
     from types import SimpleNamespace
 
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -268,7 +281,7 @@ def _warmed() -> dict[str, Any]:
 
 
 def _runner_of(runner: Any) -> Any:
-    """With what `attach` looks for."""
+    """Add the attributes that `attach` reads."""
     from types import SimpleNamespace
 
     runner.requests, runner.input_batch = {}, SimpleNamespace(req_ids=[])
@@ -278,7 +291,7 @@ def _runner_of(runner: Any) -> Any:
 
 
 def _drafts() -> dict[str, Any]:
-    """Drafts of a row, of none, and in a step without a token; the shim against vLLM's own where that is right."""
+    """Return the results of the drafting functions, compared with vLLM's own where those are right."""
     import torch
     from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
     from vllm.v1.sample import rejection_sampler
@@ -306,7 +319,7 @@ def _drafts() -> dict[str, Any]:
 
 
 def _encoded(config: Any) -> list[Any]:
-    """A text by the shim, by the tokenizer itself, and what is said where vLLM has none."""
+    """Return a text encoded by the shim and by the tokenizer itself, and the error where vLLM has no tokenizer."""
     from transformers import AutoTokenizer
 
     own = AutoTokenizer.from_pretrained(str(llama.make())).encode("a text", add_special_tokens=False)
@@ -326,7 +339,7 @@ def create_proposer(config: Any) -> Any:
 
 
 def _when_missing() -> dict[str, Any]:
-    """What is said, and what is off, when a name is gone."""
+    """Return the messages, and the features that are off, when a name is missing in vLLM."""
     from vllm import envs
     from vllm.distributed import kv_events as events
     from vllm.v1.core.sched.request_queue import RequestQueue

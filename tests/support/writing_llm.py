@@ -1,4 +1,4 @@
-"""An LLM engine that writes in pieces, and waits between two of them until something has happened elsewhere."""
+"""An LLM engine that writes in pieces, and waits between two pieces until something has happened elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from teola_plugin.graph import Batching, EngineProfile
 from teola_plugin.requests.payloads import Done, Generate, Generation, Piece, Prompt, Request, Result, Warmed, Warmup
 
 Written = str | Callable[[], bool]
-"""A piece, or what to wait for before the next one."""
+"""A piece of text, or a condition to wait for before the next piece."""
 PATIENCE = 5.0
-"""Seconds after which it writes on, whatever has happened."""
+"""Seconds after which it writes the next piece, even if the condition is still false."""
 
 
 class WritingLLM(ScriptedLLM):
-    """`writes` says what it writes for a prompt. It keeps what it was asked to warm up; nothing takes time."""
+    """An LLM engine whose `writes` returns the pieces for a prompt.
+
+    It records the prompts that it warms up; nothing takes time.
+    """
 
     profile = EngineProfile(
         batching=Batching.CONTINUOUS, prefix_caching=True, max_request_size=100_000, max_requests=64, max_batch=100_000
@@ -28,7 +31,7 @@ class WritingLLM(ScriptedLLM):
         super().__init__()
         self.writes: Callable[[Prompt], Sequence[Written]] = lambda prompt: ["done"]
         self.came: list[bool] = []
-        """Whether what it waited for came, each time."""
+        """For each condition that it waited for, True if the condition became true in time."""
         self.warmed: list[Prompt] = []
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
@@ -58,5 +61,5 @@ async def _until(happened: Callable[[], bool]) -> bool:
 
 
 def call(name: str, **args: Any) -> str:
-    """A call of a tool, as models write it."""
+    """Return a call of a tool, as models write it."""
     return "<tool_call>" + json.dumps({"name": name, "arguments": args}) + "</tool_call>"

@@ -1,4 +1,7 @@
-"""Graphs and agents as people write them: `GRAPHS` has each with its inputs, made of the objects of a `Kit`."""
+"""Graphs and agents as people write them.
+
+`GRAPHS` holds each with its inputs; they are built from the objects of a `Kit`.
+"""
 
 from __future__ import annotations
 

@@ -21,11 +21,13 @@ from support.graphs.kit import Kit, called, joined
 
 
 def passages(kit: Kit) -> Any:
-    """A tool of the pool's retriever, as LangChain makes it."""
+    """Return the pool's retriever as a tool, made by LangChain's own function."""
     return create_retriever_tool(kit.retriever, "passages", "Searches passages.")
 
 
 def adder(kit: Kit) -> Any:
+    """Return a tool that adds two numbers and counts its calls."""
+
     @tool
     def add(a: int, b: int) -> int:
         """Adds two numbers."""
@@ -54,7 +56,7 @@ def parallel_tool_calls(kit: Kit) -> Any:
 
 @case({"messages": "Follow: " + called("follow", to="one")})
 def tool_after_tool(kit: Kit) -> Any:
-    """What a tool gives makes the model call the next."""
+    """Build an agent whose model calls another tool after each result of a tool."""
     retriever = kit.retriever
 
     @tool
@@ -93,7 +95,7 @@ def async_tools(kit: Kit) -> Any:
 
 @case({"messages": "Try: " + called("break_", what="it")}, {"messages": "Wrong: " + called("add", a="x", b=2)})
 def tool_errors(kit: Kit) -> Any:
-    """A tool that raises, and arguments that do not fit."""
+    """Build an agent with a tool that raises, and with calls whose arguments do not fit."""
 
     @tool
     def break_(what: str) -> str:
@@ -105,7 +107,7 @@ def tool_errors(kit: Kit) -> Any:
 
 @case({"messages": "Try: " + called("break_", what="it")}, {"messages": "None: " + called("add", a=1)})
 def handled_tool_errors(kit: Kit) -> Any:
-    """A graph of one's own around a `ToolNode` that tells the model of errors."""
+    """Build a graph around a `ToolNode` that reports errors to the model."""
 
     @tool
     def break_(what: str) -> str:
@@ -160,7 +162,7 @@ class Counting(AgentState[Any]):
     {"messages": "Again: " + called("inject", text="y")},
 )
 def injected_arguments(kit: Kit) -> Any:
-    """State, store, call id and runtime; the tool answers with a command."""
+    """Build an agent whose tool gets state, store, call id and runtime, and answers with a command."""
     llm = kit.llm
 
     @tool
@@ -193,7 +195,7 @@ def react_agent_of_version_1(kit: Kit) -> Any:
 
 @case({"messages": ADD}, {"messages": "thanks"})
 def agent_with_own_model(kit: Kit) -> Any:
-    """No pool behind the model; one behind a tool."""
+    """Build an agent on the user's own model, with a tool that uses the pool."""
     return create_agent(kit.own, [adder(kit), passages(kit)], checkpointer=kit.saver)
 
 
@@ -216,14 +218,14 @@ def graph_as_tool(kit: Kit) -> Any:
 
 @case({"messages": "Look: " + called("answering", question="what is raise?")})
 def graph_turned_into_a_tool(kit: Kit) -> Any:
-    """By `as_tool`."""
+    """Build an agent with an accelerated graph that is turned into a tool by `as_tool`."""
     made = kit.fast(answering(kit)).as_tool(name="answering", description="Answers.", arg_types={"question": str})
     return create_agent(kit.agent, [made], checkpointer=kit.saver)
 
 
 @case({"messages": "Both of you. " + called("transfer", to="second")})
 def two_agents(kit: Kit) -> Any:
-    """Agents as nodes; the first hands over to the second."""
+    """Build a graph with two agents as nodes. The first hands over to the second."""
 
     @tool
     def transfer(to: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
@@ -240,7 +242,7 @@ def two_agents(kit: Kit) -> Any:
 
 @case(Turn({"messages": ADD}, config={"recursion_limit": 2}), {"messages": ADD + called("nobody", x=1)})
 def agent_out_of_steps(kit: Kit) -> Any:
-    """And a call of a tool that is not there."""
+    """Build an agent that reaches its recursion limit, and that calls a tool which does not exist."""
     return create_agent(kit.agent, [adder(kit)], checkpointer=kit.saver)
 
 

@@ -1,4 +1,4 @@
-"""Graphs of which much is known before it is asked for; guesses that are wrong, work that must not be early."""
+"""Graphs with calls that can be prefetched, with wrong speculation, and with work that must not start early."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class State(TypedDict, total=False):
 
 
 def in_a_row(*nodes: Any, state: Any = State, **options: Any) -> Any:
-    """The nodes, one behind the other."""
+    """Compile a graph of these nodes, one after the other."""
     graph = StateGraph(state)
     graph.add_sequence(nodes)
     graph.add_edge(START, nodes[0].__name__ if callable(nodes[0]) else nodes[0][0])
@@ -45,7 +45,7 @@ QUESTION = {"question": "what is a lambda?"}
 
 @case(QUESTION, {"question": "what is with?"})
 def independent_steps(kit: Kit) -> Any:
-    """Each node reads the question alone, but for the last."""
+    """Build a graph whose nodes read the question alone, except the last one."""
     llm, retriever = kit.llm, kit.retriever
 
     def one(state: State) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def independent_async_steps(kit: Kit) -> Any:
 
 @case(Turn({"question": "old", "words": ["a", "b"]}, options={"durability": "sync"}))
 def changed_in_between(kit: Kit) -> Any:
-    """The second node has another question than there was when the first began; words are changed in place."""
+    """Build a graph whose first node changes the question for the second. Words of the state are changed in place."""
     llm = kit.llm
 
     def change(state: State) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def changed_in_between(kit: Kit) -> Any:
 
 @case({"question": f"a {POISON} question"}, {"question": "wholesome"})
 def early_work_fails(kit: Kit) -> Any:
-    """What the second node would ask fails; the first node sees to it that it never does."""
+    """Build a graph with a prefetch that fails, of a call that the original never makes."""
     llm = kit.llm
 
     def first(state: State) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def early_work_fails(kit: Kit) -> Any:
 
 @case({"question": "short"}, {"question": "a longer question"}, {"question": "none"})
 def decided_early(kit: Kit) -> Any:
-    """Where it goes is known from the start."""
+    """Build a graph with a router whose choice is known from the start."""
     llm = kit.llm
 
     def start(state: State) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def decided_early(kit: Kit) -> Any:
 
 @case(QUESTION, QUESTION, not_by="batch")
 def written_before_it_is_searched(kit: Kit) -> Any:
-    """A search must find what an earlier node stored, and not what was deleted."""
+    """Build a graph whose searches must find what an earlier node stored, and not what was deleted."""
     kit.pool.admin("store", "delete_collection", "notes").result(5)
     notes = TeolaVectorStore(pool=kit.pool, embedding=kit.embeddings, collection="notes")
     retriever = notes.as_retriever(search_kwargs={"k": 1})
@@ -177,7 +177,7 @@ def written_before_it_is_searched(kit: Kit) -> Any:
 
 @case(QUESTION, QUESTION, {"question": "another"}, not_by="batch")
 def cached_and_ahead(kit: Kit) -> Any:
-    """What is in the node cache is not asked for."""
+    """Build a graph with a node cache. Calls of cached nodes must not be made."""
     llm = kit.llm
 
     def first(state: State) -> dict[str, Any]:
@@ -205,7 +205,7 @@ ASK = ChatPromptTemplate.from_messages([("system", "Be {how}."), ("human", "{que
 
 @case(QUESTION, races=True)
 def ways_to_ask(kit: Kit) -> Any:
-    """Partial prompts, bound models, structured output, batches, streams, a sampled answer."""
+    """Build a graph with partial prompts, bound models, structured output, batches, streams and sampled answers."""
     llm = kit.llm
     brief = ASK.partial(how="brief") | llm.bind(max_tokens=5)
     scored = ASK | llm.with_structured_output(Score)
@@ -230,7 +230,7 @@ def ways_to_ask(kit: Kit) -> Any:
 
 @case({"question": "x", "words": ["lambda", "class", "lambda"]}, {"words": []}, races=True)
 def sent_in_known_parts(kit: Kit) -> Any:
-    """What is sent is known; equal parts are asked for twice."""
+    """Build a graph that sends known parts to a node. Calls with equal parts are made twice."""
     llm, retriever = kit.llm, kit.retriever
 
     def look(state: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def sent_in_known_parts(kit: Kit) -> Any:
 
 @case(Turn({"question": "round"}, config={"recursion_limit": 9}))
 def counted_rounds(kit: Kit) -> Any:
-    """A loop whose prompts are known but for what was said in it."""
+    """Build a graph with a loop. Its prompts are known except for what was said in earlier rounds."""
     llm = kit.llm
 
     def think(state: State) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def counted_rounds(kit: Kit) -> Any:
 
 @case(QUESTION, None)
 def ahead_of_an_approval(kit: Kit) -> Any:
-    """Nobody sees what began behind the stop."""
+    """Build a graph that stops before a node. Prefetched calls of that node must stay invisible."""
     llm = kit.llm
 
     def first(state: State) -> dict[str, Any]:
@@ -311,7 +311,7 @@ MANY = called("look", at="class") + called("look", at="class") + called("passage
 
 @case({"messages": "Look: " + MANY}, {"messages": "Fail: " + called("fails", at="it")}, races=True)
 def agent_with_read_only_tools(kit: Kit) -> Any:
-    """They run once, early or not; equal calls are two."""
+    """Build an agent whose read-only tools run once, early or not. Two equal calls run twice."""
     return create_agent(kit.agent, _read_only_tools(kit), checkpointer=kit.saver)
 
 

@@ -1,4 +1,4 @@
-"""Node caches."""
+"""Graphs with node caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class State(TypedDict, total=False):
 
 
 def cached_answer(kit: Kit, who: str = "model") -> Any:
-    """A cached node `say`, then one that is not cached."""
+    """Build a graph of a cached node `say` and a node that is not cached."""
     llm = kit.llm
 
     def say(state: State) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def cached_node(kit: Kit) -> Any:
 
 @case({"question": "what is class?"}, {"question": "what is class?"}, races=True, not_by="batch")
 def cached_nodes_side_by_side(kit: Kit) -> Any:
-    """With a key of one's own, a time to live, and nodes that are chains.
+    """Build a graph with cached nodes that run in parallel: with an own key, a time to live, and chains as nodes.
 
-    Two equal runs at once: the second finds what the first has put into the cache only if that took less time than its
-    own thread took to begin.
+    `batch` is left out: of two equal runs at once, the second finds the first one's result only if its thread starts
+    later.
     """
     retriever, llm = kit.retriever, kit.llm
     key = CachePolicy(key_func=lambda state: state["question"][-5:], ttl=60)

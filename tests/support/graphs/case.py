@@ -1,4 +1,4 @@
-"""The table of graphs: a builder, and what its graph is called with, call by call on one thread."""
+"""The table of graphs: a builder for each, and the calls that tests make on one thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Only = Literal["", "sync", "async"]
 
 @dataclass(frozen=True)
 class Turn:
-    """One call. `given` may be a function of the graph and its config: what is answered may have an id of its own."""
+    """One call of a graph. `given` is the input, or a function of the graph and its config that returns the input."""
 
     given: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -24,24 +24,31 @@ class Turn:
 
 @dataclass(frozen=True)
 class Case:
+    """A graph and its calls."""
+
     build: Builder
     turns: tuple[Turn, ...]
     races: bool = False
-    """Whether nodes run side by side, so that what they do comes in another order every time."""
+    """True if nodes run in parallel, so that their effects come in another order every time."""
     fails: bool = False
-    """Whether siblings run when a node fails: how far they got is a race."""
+    """True if other nodes run in parallel when a node fails. How far they get depends on timing."""
     only: Only = ""
     is_graph: bool = True
     """False for a chain with graphs in it."""
     not_by: str = ""
-    """Ways with this in their name are left out: what the plain graph gives there is a matter of chance."""
+    """Ways to call with this in their name are left out, because the original's result depends on chance there."""
 
 
 GRAPHS: dict[str, Case] = {}
 
 
 def case(*turns: Any, **about: Any) -> Any:
-    """Puts the builder into the table by its name. A turn: a `Turn`, or just its input; `about`: as `Case` has it."""
+    """Put the builder into the table under its name.
+
+    Args:
+        turns: the calls, each as a `Turn` or as its input.
+        about: further fields of `Case`.
+    """
     script = tuple(turn if isinstance(turn, Turn) else Turn(turn) for turn in turns)
 
     def listed(build: Builder) -> Builder:

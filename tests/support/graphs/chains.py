@@ -1,4 +1,4 @@
-"""Graphs in chains, chains in graphs."""
+"""Graphs in chains, and chains in graphs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORTEN = ChatPromptTemplate.from_template("Shorten {question}")
 
 @case({"question": "what is a lambda?"}, {"question": "what is with?"}, races=True)
 def chains_as_nodes(kit: Kit) -> Any:
-    """Sequences, a parallel, an assign, a lambda; their own events have their own parents."""
+    """Build a graph with chains as nodes: sequences, a parallel, an assign, a lambda."""
     find = {"context": itemgetter("question") | kit.retriever | joined, "said": lambda _: ["found"]}
     graph = StateGraph(State)
     graph.add_node("find", RunnableParallel(find))
@@ -43,7 +43,7 @@ def chains_as_nodes(kit: Kit) -> Any:
 
 @case({"question": "what is a lambda?"}, {"question": "what is with?"})
 def nodes_of_two_functions(kit: Kit) -> Any:
-    """A sync and an async form of each, as LangGraph's documents make them."""
+    """Build a graph whose nodes have a sync and an async function each, as LangGraph's documentation shows them."""
     llm, retriever = kit.llm, kit.retriever
 
     def find(state: State) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def nodes_of_two_functions(kit: Kit) -> Any:
 
 @case({"question": "what is a class?"})
 def chain_called_in_a_node(kit: Kit) -> Any:
-    """And an accelerated one."""
+    """Build a graph whose nodes call a chain and an accelerated chain."""
     chain = (
         RunnablePassthrough.assign(context=itemgetter("question") | kit.retriever | joined)
         | RunnablePassthrough.assign(short=SHORTEN | kit.llm | StrOutputParser())
@@ -142,7 +142,7 @@ def graph_with_fallback_and_retry(kit: Kit) -> Any:
 
 @case({"messages": "count the passages"})
 def model_as_node(kit: Kit) -> Any:
-    """Prompt and model are the node."""
+    """Build a graph whose node is a prompt and a model."""
     prompt = ChatPromptTemplate.from_messages([("system", "You count."), ("placeholder", "{messages}")])
     graph = StateGraph(MessagesState)
     graph.add_node("count", prompt | kit.streaming | (lambda message: {"messages": [message]}))
@@ -152,5 +152,5 @@ def model_as_node(kit: Kit) -> Any:
 
 @case({"question": "named"})
 def configured_graph(kit: Kit) -> Any:
-    """`with_config` on a graph gives a graph."""
+    """Return a graph with a config set by `with_config`, which gives a graph again."""
     return answering(kit, "inside").with_config(tags=["of-the-graph"], metadata={"team": 7}, recursion_limit=7)

@@ -1,4 +1,4 @@
-"""What goes wrong: errors, retries, handlers, time limits, errors that nodes swallow."""
+"""Graphs that fail: errors, retries, handlers, time limits, errors that nodes swallow."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class State(TypedDict, total=False):
 
 
 class Odd(Exception):
-    """With arguments and a note of its own."""
+    """An error with arguments and a note."""
 
 
 def two_nodes(kit: Kit, first: Any, **options: Any) -> Any:
-    """The node that may fail, then an answer."""
+    """Build a graph of a node that may fail, and a node that answers."""
     llm = kit.llm
     graph = StateGraph(State)
     graph.add_node("first", first, **options)
@@ -64,7 +64,7 @@ def retried_in_vain(kit: Kit) -> Any:
 
 @case({"question": "fail"}, None)
 def own_error(kit: Kit) -> Any:
-    """Arguments and notes are kept; the next call goes on after it."""
+    """Build a graph whose error keeps its arguments and notes. The next call continues after it."""
 
     def error() -> Odd:
         made = Odd("mine", 3)
@@ -81,7 +81,7 @@ def engine_error(kit: Kit) -> Any:
 
 @case({"question": f"a {POISON} question"}, {"question": "wholesome"})
 def swallowed_errors(kit: Kit) -> Any:
-    """Of an engine, of a wrong argument, of user code."""
+    """Build a graph that swallows the errors of an engine, of a wrong argument and of user code."""
     llm = kit.llm
 
     def careful(state: State) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def a_branch_fails(kit: Kit) -> Any:
 
 @case({"question": "handled"})
 def error_handler(kit: Kit) -> Any:
-    """A handler that asks the model in turn."""
+    """Build a graph with an error handler that calls the model."""
     llm = kit.llm
 
     def handle(state: State, error: NodeError) -> Command[Any]:
@@ -155,6 +155,6 @@ def step_timeout(kit: Kit) -> Any:
 
 @case({"question": "wrong"})
 def a_node_returns_nonsense(kit: Kit) -> Any:
-    """What is no update of the state."""
+    """Build a graph with a node that returns something else than an update of the state."""
     llm = kit.llm
     return two_nodes(kit, lambda state: llm.invoke(f"no dict for {state['question']}").content)

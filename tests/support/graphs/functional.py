@@ -1,4 +1,4 @@
-"""LangGraph's functional API."""
+"""Workflows in LangGraph's functional API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tasks_side_by_side(kit: Kit) -> Any:
 
 @case(1, 2, 3)
 def what_was_saved_before(kit: Kit) -> Any:
-    """`entrypoint.final`: one value is given back, another is kept for the next call."""
+    """Build a workflow with `entrypoint.final`: it returns one value and saves another one for the next call."""
     llm = kit.llm
 
     @entrypoint(checkpointer=kit.saver)
@@ -48,7 +48,7 @@ def what_was_saved_before(kit: Kit) -> Any:
 
 @case("a poem", Command(resume="more of it"))
 def reviewed(kit: Kit) -> Any:
-    """What a task gave before the question is not asked for again."""
+    """Build a workflow that stops for a question. The task before the question must not run again."""
     llm = kit.llm
 
     @task
@@ -67,7 +67,7 @@ def reviewed(kit: Kit) -> Any:
 
 @case("q", "q", races=True)
 def tasks_with_policies(kit: Kit) -> Any:
-    """Cached, and tried again."""
+    """Build a workflow with a cached task and a retried one."""
     llm = kit.llm
 
     @task(cache_policy=CachePolicy())

@@ -1,4 +1,4 @@
-"""Stops and resumes, and when checkpoints are saved."""
+"""Graphs that stop and resume, and the moments when checkpoints are saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class State(TypedDict, total=False):
 
 
 def pipeline(kit: Kit, ask: Any = None, **options: Any) -> Any:
-    """find -> ask -> answer."""
+    """Build a graph of three nodes: find, ask, answer."""
     llm, retriever = kit.llm, kit.retriever
 
     def find(state: State) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def stopped_by_the_call(kit: Kit) -> Any:
 
 @case(QUESTION, GO)
 def asks_once(kit: Kit) -> Any:
-    """What comes before the question is done again."""
+    """Build a graph with a node that asks a question. On resume the node runs again from its start."""
     llm = kit.llm
 
     def ask(state: State) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Approval(BaseModel):
 
 @case(QUESTION, Command(resume={"nothing": 1}), Command(resume={"approved": True}))
 def asks_with_a_schema(kit: Kit) -> Any:
-    """The first answer does not fit."""
+    """Build a graph whose question has a schema. The first answer does not fit it."""
 
     def ask(state: State) -> dict[str, Any]:
         return {"said": [repr(interrupt("ok?", response_schema=Approval))]}
@@ -117,7 +117,7 @@ def asks_in_a_subgraph(kit: Kit) -> Any:
 
 
 def _all_answered(graph: Any, config: Any) -> Any:
-    """The map of answers, one for each that is asked."""
+    """Return a command with one answer for each open question."""
     asked = graph.get_state(config).interrupts
     return Command(resume={one.id: f"to {one.value}" for one in asked})
 
@@ -174,7 +174,7 @@ def saved_on_the_way(kit: Kit) -> Any:
 
 @case(QUESTION, GO, None)
 def no_checkpointer(kit: Kit) -> Any:
-    """Nothing can be resumed."""
+    """Build a graph that asks a question, and that cannot be resumed."""
     llm = kit.llm
 
     def ask(state: State) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def no_checkpointer(kit: Kit) -> Any:
 
 @case(QUESTION, None)
 def drained(kit: Kit) -> Any:
-    """A node asks the run to stop after its step; the next call goes on."""
+    """Build a graph with a node that asks the run to stop after its step. The next call continues."""
 
     def ask(state: State, runtime: Runtime[Any]) -> dict[str, Any]:
         assert runtime.control is not None

@@ -1,4 +1,4 @@
-"""Branches side by side, and how they come together."""
+"""Graphs with parallel branches, and how the branches join."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def closing(kit: Kit) -> Any:
 
 
 SYNC = {"durability": "sync"}
-"""What a waiting edge has heard of is changed by the next step, perhaps before it is saved."""
+"""Saves checkpoints before the next step, which may otherwise change what a waiting edge has received."""
 
 
 @case(Turn({"question": "what is a lambda?"}, options=SYNC), races=True)
 def waiting_edge(kit: Kit) -> Any:
-    """Three branches, one of them longer; the last node waits for all."""
+    """Build a graph of three branches, one of them longer. The last node waits for all."""
     retriever = kit.retriever
     graph = StateGraph(State)
     graph.add_node("find", lambda state: {"found": joined(retriever.invoke(state["question"]))})
@@ -74,7 +74,7 @@ def deferred_node(kit: Kit) -> Any:
 
 @case({"question": "uneven"}, races=True)
 def joined_twice(kit: Kit) -> Any:
-    """Branches of different lengths without waiting: the last node runs twice."""
+    """Build a graph of branches of different lengths. The last node waits for none, and runs twice."""
     graph = StateGraph(State)
     for name in ("left", "right", "after"):
         graph.add_node(name, speaker(kit, name))
@@ -89,7 +89,7 @@ def joined_twice(kit: Kit) -> Any:
 
 @case({"question": "who wins?"}, races=True, fails=True)
 def conflicting_writes(kit: Kit) -> Any:
-    """Two nodes of one step write a channel that takes one value."""
+    """Build a graph with two nodes of one step that write to a channel which takes one value."""
     llm = kit.llm
     graph = StateGraph(State)
     for name in ("left", "right"):
@@ -100,7 +100,7 @@ def conflicting_writes(kit: Kit) -> Any:
 
 @case(Turn({"question": "same"}, options=SYNC), races=True)
 def equal_prompts_side_by_side(kit: Kit) -> Any:
-    """Two generations of one prompt stay two."""
+    """Build a graph with two parallel generations from the same prompt. They must stay two."""
     graph = StateGraph(State)
     graph.add_node("one", speaker(kit, "same"))
     graph.add_node("two", speaker(kit, "same"))

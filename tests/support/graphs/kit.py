@@ -1,4 +1,4 @@
-"""What graphs are made of: objects on a pool of fake engines, stores, and models of the user's own."""
+"""The parts of graphs: objects on a pool of fake engines, stores, and models of the user's own."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
 
 
 class Stop(BaseException):
-    """What user code raises to end the program: no `Exception`, so that nobody handles it."""
+    """An error that user code raises to end the program. It is no `Exception`, so that nothing handles it."""
 
 
 def called(name: str, **arguments: Any) -> str:
-    """In a question, or in what a tool gives: the model makes this call next."""
+    """Return a text that makes the model call this tool next, if it stands in a question or in a tool's result."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def obedient(prompt: Prompt, sampling: Sampling) -> str:
-    """Makes the calls that the newest message speaks of; else says what the usual fake does."""
+    """Return the tool calls that the newest message contains, or the usual answer of the fake LLM."""
     newest = prompt.messages[-1].content if prompt.messages else prompt.text
     if POISON in newest:
         raise ValueError("poisoned")
@@ -58,7 +58,7 @@ def obedient(prompt: Prompt, sampling: Sampling) -> str:
 
 
 def engines(pace: float = 0.0) -> list[FakeEngine]:
-    """Fakes as slow as an RTX 3090's engines, times `pace`; without latency by default. The LLM is `obedient`."""
+    """Return fake engines that take `pace` times as long as those of an RTX 3090, or no time. The LLM is `obedient`."""
     machine, faults = (profiles.rtx3090(), Faults(slow=pace)) if pace else (profiles.noop(), NO_FAULTS)
     made = fake_engines(machine, **dict.fromkeys(machine, faults))
     llm = FakeLLM("llm", machine["llm"], obedient, faults=faults)
@@ -66,7 +66,7 @@ def engines(pace: float = 0.0) -> list[FakeEngine]:
 
 
 class OwnChat(BaseChatModel):
-    """A model of the user's own, as obedient: one that no pool knows."""
+    """A chat model of the user's own, outside the pool, that makes tool calls like `obedient`."""
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         newest = str(messages[-1].content)
@@ -85,15 +85,15 @@ class OwnChat(BaseChatModel):
 
 @dataclass
 class Kit:
-    """Fresh for every run of a graph, but for the pool."""
+    """The parts for one run of a graph. Only the pool is shared between runs."""
 
     pool: EnginePool
     fast: Callable[[Any], Any] = lambda made: made
-    """What users accelerate that is only a part of the graph: `accelerate` for the one side, nothing for the other."""
+    """Accelerates a part of the graph: `accelerate` for the accelerated side, and no change for the original."""
     saver: InMemorySaver = field(default_factory=InMemorySaver)
     cache: InMemoryCache[Any] = field(default_factory=InMemoryCache)
     done: Counter[str] = field(default_factory=Counter)
-    """What user code did."""
+    """Side effects of user code, and how often each happened."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -113,15 +113,16 @@ class Kit:
         return self.documents.as_retriever(search_kwargs={"k": 2})
 
     def note(self, what: str) -> int:
-        """How often it was noted before."""
+        """Count a side effect. Return how often it was counted before."""
         with self._lock:
             self.done[what] += 1
             return self.done[what] - 1
 
     def before(self, what: str) -> int:
-        """How often it was noted before on this thread of conversation."""
+        """Count a side effect of this thread of conversation. Return how often it was counted before."""
         return self.note(f"{what} on {get_config()['configurable'].get('thread_id')}")
 
 
 def joined(documents: Sequence[Any]) -> str:
+    """Return the contents of the documents, one on each line."""
     return "\n".join(document.page_content for document in documents)

@@ -27,7 +27,7 @@ from support.graphs.kit import Kit, called
 
 
 class Hooks(AgentMiddleware[Any, Any, Any]):
-    """Every hook, in sync and async code; the model is asked inside one of them."""
+    """A middleware with every hook, in sync and async code. One of the hooks calls a model."""
 
     def __init__(self, kit: Kit) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def all_hooks(kit: Kit) -> Any:
 
 @case({"messages": ADD}, {"messages": "stop"})
 def decorated_hooks(kit: Kit) -> Any:
-    """Prompt by the state; one that ends the run, one that changes what was said."""
+    """Build an agent with three hooks: a prompt by the state, an end of the run, and a change of the answer."""
 
     @dynamic_prompt
     def prompt(request: Any) -> str:
@@ -92,7 +92,7 @@ def decorated_hooks(kit: Kit) -> Any:
 
 
 class Shortcuts(AgentMiddleware[Any, Any, Any]):
-    """Answers some calls of the model and of tools itself; asks the model twice otherwise."""
+    """A middleware that answers some calls of the model and of tools itself. It makes all other model calls twice."""
 
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
         if request.messages[-1].text == "nothing":
@@ -143,7 +143,7 @@ def summarised(kit: Kit) -> Any:
 
 @case({"messages": "Loop: " + called("loop", n=0)})
 def limited_calls(kit: Kit) -> Any:
-    """A tool that makes the model call it again, until a limit ends the run."""
+    """Build an agent with a tool that makes the model call it again, until a limit ends the run."""
 
     @tool
     def loop(n: int) -> str:
@@ -156,7 +156,7 @@ def limited_calls(kit: Kit) -> Any:
 
 @case({"messages": f"a {POISON} question"}, {"messages": "Shaky: " + called("shaky", x=1)})
 def fallbacks_and_retries(kit: Kit) -> Any:
-    """The pool's model fails, the user's own answers; a tool works the second time."""
+    """Build an agent whose model fails, so that the user's own answers, and whose tool works on the second try."""
 
     @tool
     def shaky(x: int) -> str:

@@ -1,4 +1,4 @@
-"""User code that tells whenever it runs, and where: it runs as often as in the plain graph, and nowhere else."""
+"""User code that records when and where it runs. It must run as often as in the original graph, and nowhere else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class State(TypedDict, total=False):
 
 
 class Telling:
-    """A value of the user's own class."""
+    """A value of the user's own class that records each use of its methods."""
 
     def __init__(self, kit: Kit, text: str) -> None:
         self._kit, self._text = kit, text
@@ -93,7 +93,7 @@ class Telling:
 
 @case({"question": "anything"})
 def telling_values(kit: Kit) -> Any:
-    """The first node makes a value that tells of every use; the others use it in every way. Nothing is saved."""
+    """Build a graph whose first node makes a `Telling`. The others use it in every way. There is no checkpointer."""
     llm, retriever = kit.llm, kit.retriever
 
     def make(state: State) -> dict[str, Any]:
@@ -120,7 +120,10 @@ def telling_values(kit: Kit) -> Any:
 
 @case({"question": "anything"})
 def values_that_a_look_changes(kit: Kit) -> Any:
-    """Iterators are used up by being read, and some dictionaries grow. Nothing is saved."""
+    """Build a graph with values that change when read: iterators and dictionaries that grow.
+
+    There is no checkpointer.
+    """
     llm = kit.llm
 
     def make(state: State) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def values_that_a_look_changes(kit: Kit) -> Any:
 
 
 class Pieces(dict[str, Any]):
-    """A dict of the user's own."""
+    """A dict of the user's own that records the keys which are read."""
 
     kit: Any = None
 
@@ -148,13 +151,15 @@ class Pieces(dict[str, Any]):
 
 
 class Ear:
-    """Hears of user code, inside a state."""
+    """An object inside a state that records side effects."""
 
     def __init__(self, kit: Kit) -> None:
         self.note = kit.note
 
 
 class Watched(BaseModel):
+    """A state of the user's own class with a property that records its use."""
+
     question: str = ""
     ear: Any = None
     said: Annotated[list[str], operator.add] = []
@@ -168,7 +173,7 @@ class Watched(BaseModel):
 
 @case({"question": "q"})
 def telling_states(kit: Kit) -> Any:
-    """Properties of the state's class, and dicts whose look-ups tell."""
+    """Build a graph with a state whose properties record their use, and with dictionaries that record look-ups."""
     llm = kit.llm
 
     def first(state: Watched) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def telling_states(kit: Kit) -> Any:
 
 
 class OwnPrompt(ChatPromptTemplate):
-    """A prompt whose formatting tells."""
+    """A prompt that records when it is formatted."""
 
     def format_messages(self, **kwargs: Any) -> Any:
         told = kwargs.pop("told")
@@ -192,6 +197,8 @@ class OwnPrompt(ChatPromptTemplate):
 
 
 class OwnParser(BaseOutputParser[str]):
+    """A parser that records when it runs."""
+
     told: Any = None
 
     def parse(self, text: str) -> str:
@@ -200,7 +207,7 @@ class OwnParser(BaseOutputParser[str]):
 
 
 class OwnModel(ChatTeola):
-    """A model of the user's own on the pool."""
+    """A model of the user's own class on the pool that records its calls."""
 
     told: Any = None
 
@@ -210,7 +217,7 @@ class OwnModel(ChatTeola):
 
 
 class Handler(BaseCallbackHandler):
-    """Of one model, whoever calls it."""
+    """A callback handler that belongs to one model, and records its calls."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -220,7 +227,10 @@ class Handler(BaseCallbackHandler):
 
 
 class Office:
-    """Gives out models, and tells of it."""
+    """An object that returns models by a property, an attribute, a method and a context manager.
+
+    It records each use.
+    """
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -250,7 +260,7 @@ class Office:
 
 @case({"question": "q"})
 def telling_objects(kit: Kit) -> Any:
-    """Models behind properties, methods, context managers and functions that tell."""
+    """Build a graph with models behind properties, methods, context managers and functions that record their use."""
     office, drawer = Office(kit), {"llm": kit.llm}
 
     def given_by_a_function() -> Any:
@@ -275,7 +285,7 @@ def telling_objects(kit: Kit) -> Any:
 
 @case({"question": "q"}, not_by="batch")
 def telling_parts(kit: Kit) -> Any:
-    """Prompts, parsers, lambdas, models and handlers of the user's own, in chains that nodes call."""
+    """Build a graph whose nodes call chains of own prompts, parsers, models and handlers that record their use."""
     told: list[str] = []
     prompt = OwnPrompt.from_template("say {question}")
     model, heard = OwnModel(pool=kit.pool, max_tokens=12, told=kit), kit.llm.with_config(callbacks=[Handler(kit)])
@@ -302,7 +312,7 @@ def telling_parts(kit: Kit) -> Any:
 
 @case({"question": "q"}, {"question": "qq"}, not_by="batch")
 def telling_routers(kit: Kit) -> Any:
-    """Routers, reducers and key functions run as often as they did."""
+    """Build a graph whose routers, reducers and key functions record their use."""
     llm = kit.llm
 
     def reduce(old: list[str] | None, new: list[str]) -> list[str]:
@@ -340,7 +350,7 @@ _OF_A_NODE: ContextVar[str] = ContextVar("of_a_node", default="nothing")
 
 
 def _where(kit: Kit, what: str) -> None:
-    """Thread, loop and variables of the running code."""
+    """Record the thread, the loop and the context variables of the running code."""
     thread = "main" if threading.current_thread() is threading.main_thread() else "another"
     try:
         loop = "in a task" if asyncio.current_task() else "in a loop"
@@ -351,7 +361,7 @@ def _where(kit: Kit, what: str) -> None:
 
 @case({"question": "q"}, races=True, not_by="batch")
 def where_nodes_run(kit: Kit) -> Any:
-    """The same thread and the same loop, with the same context variables."""
+    """Build a graph whose nodes record on which thread and loop they run, and with which context variables."""
     llm = kit.llm
     _OF_THE_CALLER.set("something")
 
@@ -378,7 +388,7 @@ def where_nodes_run(kit: Kit) -> Any:
 
 
 class Worker:
-    """Nodes can be methods and objects."""
+    """An object whose method and whose call are nodes."""
 
     def __init__(self, kit: Kit) -> None:
         self.llm, self.how = kit.llm, "gently"
@@ -396,7 +406,7 @@ def _three(llm: Any, how: str, state: State) -> dict[str, Any]:
 
 @case({"question": "q"})
 def kinds_of_nodes(kit: Kit) -> Any:
-    """Methods, objects, partials, decorated functions, lambdas, functions with defaults."""
+    """Build a graph of methods, objects, partials, decorated functions, lambdas and functions with defaults."""
     llm = kit.llm
 
     def loudly(function: Any) -> Any:
@@ -446,7 +456,7 @@ def kinds_of_nodes(kit: Kit) -> Any:
 
 @case({"question": "q"}, Turn(None), not_by="batch")
 def stopped_for_good(kit: Kit) -> Any:
-    """The user stops the program in a node; what was begun ahead ends."""
+    """Build a graph with a node that ends the program. Prefetched calls must end, too."""
     llm = kit.llm
 
     def first(state: State) -> dict[str, Any]:
@@ -465,7 +475,7 @@ def stopped_for_good(kit: Kit) -> Any:
 
 @case({"question": "what is with?"}, not_by="batch")
 def changed_between_calls(kit: Kit) -> Any:
-    """What a node closes over is another in every round, and a model is made in the node."""
+    """Build a graph whose closures change in every round, and with a model that is created in the node."""
     closed = {"how": "first", "rounds": 0}
     llm = kit.llm
 

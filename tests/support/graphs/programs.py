@@ -1,4 +1,4 @@
-"""Graphs made at random of small nodes: what they ask depends on what others wrote, or does not."""
+"""Graphs made at random of small nodes, whose prompts may depend on what other nodes wrote."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ KINDS = (ask, ask, ask_twice, ask_one_of_two, ask_for_each, ask_in_a_list, ask_i
 
 
 def jump(kit: Kit, key: str, to: str, target: str) -> Node:
-    """Goes there by a command."""
+    """Return a node that calls the model and goes to `target` by a command."""
     llm = kit.llm
 
     def node(state: State) -> Any:
@@ -159,7 +159,7 @@ def jump(kit: Kit, key: str, to: str, target: str) -> Node:
 
 
 def piece(kit: Kit) -> Node:
-    """What is sent to."""
+    """Return the node that `sender` sends items to."""
     llm = kit.llm
 
     def node(given: Any) -> Any:
@@ -178,17 +178,17 @@ def sender(state: State) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a program, and how it goes on."""
+    """A node of a random graph, and how the graph continues after it."""
 
     make: Callable[..., Node] | None
-    """None for one that jumps to the next."""
+    """Creates the node. If None, the node jumps to the next one."""
     keys: tuple[str, str, str]
     on: str
     targets: tuple[int, ...]
 
 
 def program(seed: int) -> Case:
-    """A graph of up to seven nodes, each with edges to later ones; called twice on one thread."""
+    """Return a random graph of up to seven nodes with edges to later ones. It is called twice on one thread."""
     draw = random.Random(seed)
     is_async = draw.random() < 0.3
     kinds = (*KINDS, None, *([ask_in_async_code] * 3 if is_async else []))

@@ -1,4 +1,4 @@
-"""Retrieval with graders, rewriting, plans and critics, as tutorials show them."""
+"""Retrieval with graders, rewriting, plans and critics, as tutorials show it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRADE = ChatPromptTemplate.from_template("Does this help with {question}?\n{docu
 
 @case({"question": "what is a lambda?"}, {"question": "what is moonlight?"})
 def corrective_rag(kit: Kit) -> Any:
-    """Retrieve, grade every document, rewrite the question if none is left, at most twice."""
+    """Build a graph that retrieves, grades every document, and rewrites the question at most twice if none is left."""
     retriever = kit.retriever
     grader = GRADE | kit.llm.with_structured_output(Grade)
     answer = ANSWER | kit.llm | StrOutputParser()
@@ -75,7 +75,7 @@ def corrective_rag(kit: Kit) -> Any:
 
 @case({"question": "what is class?"}, races=True)
 def graded_in_one_batch(kit: Kit) -> Any:
-    """The grader's calls as a batch, and in async code by a gather of its own."""
+    """Build a graph whose grader gets all documents in one batch."""
     retriever = kit.retriever
     grader = GRADE | kit.llm.with_structured_output(Grade)
 
@@ -100,7 +100,7 @@ class Route(BaseModel):
 
 @case({"question": "what is with?"}, {"question": "who are you?"}, {"question": "what is bread?"})
 def adaptive_router(kit: Kit) -> Any:
-    """The model says where to look, in the router itself."""
+    """Build a graph with a router that calls the model itself."""
     retriever, llm = kit.retriever, kit.llm
     router = ChatPromptTemplate.from_template("Where to look for {question}?") | llm.with_structured_output(Route)
 
@@ -165,7 +165,7 @@ class Draft(TypedDict, total=False):
 
 @case({"task": "a poem"})
 def reflection(kit: Kit) -> Any:
-    """Two rounds of writer and critic, in async code where the entry is."""
+    """Build a graph of a writer and a critic that run for two rounds."""
     llm = kit.llm
 
     def write(state: Draft) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def reflection(kit: Kit) -> Any:
 
 @case({"question": "what is import?"}, only="async", races=True)
 def async_rag(kit: Kit) -> Any:
-    """Nodes and a router in async code."""
+    """Build a graph with async nodes and an async router."""
     import asyncio
 
     retriever, llm = kit.retriever, kit.llm

@@ -1,4 +1,4 @@
-"""Where to go next: conditional edges, commands, the parent graph, loops without an end."""
+"""Graphs that choose the next node: conditional edges, commands, the parent graph, endless loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trail(TypedDict, total=False):
 
 @case({"question": "short"}, {"question": "a long question that goes the other way"}, {"question": "ab"})
 def conditional_edges(kit: Kit) -> Any:
-    """With a map, without one, with several targets at once, and from the start."""
+    """Build a graph with conditional edges: with a map, without one, with several targets, and from the start."""
     llm = kit.llm
 
     def entry(state: Trail) -> str:
@@ -47,7 +47,7 @@ def conditional_edges(kit: Kit) -> Any:
 
 @case({"question": "x"}, races=True)
 def several_targets(kit: Kit) -> Any:
-    """A router names two nodes, and one that is named by an edge too."""
+    """Build a graph with a router that names two nodes, one of which an edge names as well."""
     llm = kit.llm
 
     def node(name: str) -> Any:
@@ -67,7 +67,7 @@ def several_targets(kit: Kit) -> Any:
 
 @case({"question": "command me"})
 def commands(kit: Kit) -> Any:
-    """Nodes that update and say where to go."""
+    """Build a graph with nodes that return commands: an update and the next node."""
     llm = kit.llm
 
     def first(state: Trail) -> Command[Literal["second", "third"]]:
@@ -91,7 +91,7 @@ def commands(kit: Kit) -> Any:
 
 @case({"question": "up"})
 def goto_the_parent(kit: Kit) -> Any:
-    """A node of the subgraph goes on in the graph above, with an update for it."""
+    """Build a graph with a subgraph whose node continues in the parent graph, with an update for it."""
     llm = kit.llm
 
     def inside(state: Trail) -> Command[Any]:
@@ -113,7 +113,10 @@ def goto_the_parent(kit: Kit) -> Any:
 
 @case(Turn({"question": "for ever"}, config={"recursion_limit": 4}), Turn(None, config={"recursion_limit": 2}))
 def recursion_limit(kit: Kit) -> Any:
-    """A loop that ends in an error; the second call goes on from where the first was."""
+    """Build a graph with an endless loop, which ends in an error.
+
+    The second call continues where the first one ended.
+    """
     llm = kit.llm
 
     def again(state: Trail) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def recursion_limit(kit: Kit) -> Any:
 
 @case({"question": "who writes?"})
 def supervisor_by_commands(kit: Kit) -> Any:
-    """Two workers that hand over to each other by what the model says."""
+    """Build a graph of two workers that hand over to each other, depending on the model's answers."""
     llm = kit.llm
 
     def worker(name: str, other: str) -> Any:
@@ -148,7 +151,7 @@ def supervisor_by_commands(kit: Kit) -> Any:
 
 @case({"question": "nowhere"})
 def wrong_targets(kit: Kit) -> Any:
-    """A router that names a node that is not there."""
+    """Build a graph with a router that names a node which does not exist."""
     llm = kit.llm
     graph = StateGraph(Trail)
     graph.add_node("only", lambda state: {"answer": llm.invoke(state["question"]).content})

@@ -1,4 +1,4 @@
-"""`Send`: one node several times, different nodes, from a node, into a subgraph."""
+"""Graphs with `Send`: to one node several times, to different nodes, from a node, into a subgraph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def map_reduce(kit: Kit) -> Any:
 
 @case({"topic": "x", "subjects": ["a", "b"]}, races=True)
 def sent_to_different_nodes(kit: Kit) -> Any:
-    """And one of them is reached by an edge as well."""
+    """Build a graph that sends to different nodes, one of which an edge reaches as well."""
     llm = kit.llm
 
     def short(state: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def sent_to_different_nodes(kit: Kit) -> Any:
 
 @case({"topic": "deep", "subjects": ["a", "b"]}, races=True)
 def sent_from_nodes(kit: Kit) -> Any:
-    """A node sends, and what it sent to sends again."""
+    """Build a graph with a node that sends to a node which sends again."""
     llm = kit.llm
 
     def split(state: Topic) -> Command[Any]:
@@ -117,7 +117,7 @@ def sent_to_a_subgraph(kit: Kit) -> Any:
 
 @case({"topic": "one", "subjects": []}, {"topic": "wrong", "subjects": [1]})
 def sent_to_nobody(kit: Kit) -> Any:
-    """No packet at all; a packet whose node fails."""
+    """Build a graph that sends nothing, or something that makes its node fail."""
     llm = kit.llm
     graph = StateGraph(Topic)
     graph.add_node("joke", lambda state: {"jokes": [llm.invoke("about " + state["subject"]).text]})

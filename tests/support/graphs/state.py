@@ -1,4 +1,4 @@
-"""Kinds of state: TypedDict, pydantic, dataclass; reducers; private channels, other inputs and outputs."""
+"""Kinds of graph state: TypedDict, pydantic, dataclass, reducers, private channels, other inputs and outputs."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def private_channels(kit: Kit) -> Any:
 
 @case({"messages": ["hello"]}, {"messages": [HumanMessage("and again", id="mine")]}, {"messages": "third"})
 def chat_with_memory(kit: Kit) -> Any:
-    """Keeps the last four messages."""
+    """Build a graph that keeps the last four messages."""
     prompt = ChatPromptTemplate.from_messages([("system", "You are brief."), ("placeholder", "{messages}")])
     model = prompt | kit.llm
 
@@ -224,7 +224,7 @@ class Passing(TypedDict):
 
 @case({"question": "q", "once": "now"}, {"question": "r"})
 def passing_channels(kit: Kit) -> Any:
-    """Values that live for one step, or are never saved."""
+    """Build a graph with channels whose values live for one step, or are never saved."""
     llm = kit.llm
 
     def first(state: Passing) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def passing_channels(kit: Kit) -> Any:
 
 @case(3, 4)
 def a_number_for_state(kit: Kit) -> Any:
-    """The state need not be a dict."""
+    """Build a graph whose state is a number instead of a dictionary."""
     llm = kit.llm
 
     def one(number: int) -> int:
@@ -256,7 +256,7 @@ def a_number_for_state(kit: Kit) -> Any:
 
 @case({"messages": [AIMessage("odd")], "nothing": 1}, None, {"messages": 5}, {})
 def wrong_inputs(kit: Kit) -> Any:
-    """Keys that nobody knows, no input, values that are no messages, an empty dict."""
+    """Build a graph that gets unknown keys, no input, values that are no messages, and an empty dictionary."""
     llm = kit.llm
     graph = StateGraph(MessagesState)
     graph.add_node("chat", lambda state: {"messages": llm.invoke(state["messages"])})

@@ -1,4 +1,4 @@
-"""The long-term store, the runtime and its context."""
+"""Graphs with a long-term store, a runtime and its context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.graphs.kit import Kit
 
 @case({"messages": "I like lambda"}, {"messages": "I like classes"}, {"messages": "what do I like?"})
 def remembers_by_meaning(kit: Kit) -> Any:
-    """Searched by the pool's embeddings, before and after something is put."""
+    """Build a graph that searches the store by the pool's embeddings, before and after it writes to it."""
     llm = kit.llm
 
     def remember(state: MessagesState, store: BaseStore, config: RunnableConfig) -> dict[str, Any]:
@@ -45,7 +45,7 @@ BOB = {"context": {"user": "Bob", "language": "French"}}
 
 @case(Turn({"messages": "hello"}, options=ANN), Turn({"messages": "hello"}, options=BOB), Turn({"messages": "nobody"}))
 def runtime_context(kit: Kit) -> Any:
-    """By argument, by function, and through the config."""
+    """Build a graph that reads its context from the runtime argument, from functions and from the config."""
     llm = kit.llm
 
     def greet(state: MessagesState, runtime: Runtime[Context], config: RunnableConfig) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def runtime_context(kit: Kit) -> Any:
 
 @case({"messages": "who am I?"})
 def execution_info(kit: Kit) -> Any:
-    """What a node may know of its run."""
+    """Build a graph with a node that reads the execution info of its run."""
     llm = kit.llm
 
     def tell(state: MessagesState, runtime: Runtime[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What nodes stream: tokens, and what they write themselves."""
+"""Graphs that stream: tokens of models, and values that nodes write themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.graphs.kit import Kit
 
 @case({"messages": "hello"}, {"messages": "again"})
 def streamed_tokens(kit: Kit) -> Any:
-    """A model that streams when invoked, one that is streamed in the node, one that must not be shown."""
+    """Build a graph of three nodes: the model streams when invoked, the node streams it, and its tokens stay hidden."""
     streaming, llm = kit.streaming, kit.llm
     hidden = kit.streaming.with_config(tags=["nostream"])
 

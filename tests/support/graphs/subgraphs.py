@@ -1,4 +1,4 @@
-"""Graphs in graphs: as nodes, called by nodes, with checkpointers of their own, accelerated by themselves."""
+"""Graphs in graphs: as nodes, called by nodes, with checkpointers of their own, accelerated separately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Inner(TypedDict, total=False):
 
 
 def research(kit: Kit, **options: Any) -> Any:
-    """question -> context, with a channel of its own."""
+    """Build a graph that turns a question into context. Its query is in a channel of its own."""
     llm, retriever = kit.llm, kit.retriever
 
     def rewrite(state: Inner) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def research(kit: Kit, **options: Any) -> Any:
 
 
 def outer(kit: Kit, inner: Any) -> Any:
-    """The inner graph, then an answer with what it found."""
+    """Build a graph that runs the inner graph and then answers with what it found."""
     llm = kit.llm
 
     def answer(state: State) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def accelerated_subgraph_as_node(kit: Kit) -> Any:
 
 @case({"question": "what is raise?"}, {"question": "what is class?"})
 def subgraph_with_memory(kit: Kit) -> Any:
-    """`checkpointer=True`: it remembers from call to call."""
+    """Build a graph whose subgraph remembers its state from call to call (`checkpointer=True`)."""
     return outer(kit, _counting(kit, True))
 
 
@@ -98,7 +98,7 @@ def _counting(kit: Kit, checkpointer: Any) -> Any:
 
 @case({"question": "what is import?"}, races=True)
 def subgraph_in_a_function(kit: Kit) -> Any:
-    """With a state of its own, and the config passed on or not."""
+    """Build a graph with nodes that call another graph, with and without passing on the config."""
     llm, inner = kit.llm, research(kit)
 
     def call(state: State, config: RunnableConfig) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def accelerated_subgraph_in_a_function(kit: Kit) -> Any:
 
 @case({"question": "twice"}, races=True)
 def one_subgraph_for_two_nodes(kit: Kit) -> Any:
-    """Side by side, each two levels deep."""
+    """Build a graph with two parallel nodes that are the same subgraph. It contains another one."""
     llm = kit.llm
     leaf = StateGraph(State, output_schema=Said)
     leaf.add_node("leaf", lambda state: {"said": [llm.invoke(f"leaf {state['question']}").content]})
