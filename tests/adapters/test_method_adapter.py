@@ -31,14 +31,14 @@ class Calls:
 
     def __init__(self) -> None:
         self.prompts: Counter[str] = Counter()
-        self.running = self.most = 0
+        self.running = self.most_at_once = 0
         self._lock = threading.Lock()
 
     def begin(self, prompt: str) -> None:
         with self._lock:
             self.prompts[prompt] += 1
             self.running += 1
-            self.most = max(self.most, self.running)
+            self.most_at_once = max(self.most_at_once, self.running)
 
     def end(self) -> None:
         with self._lock:
@@ -174,7 +174,7 @@ def test_independent_calls_run_at_once(name: str, at_once: int, rounds: int, ent
         began = time.perf_counter()
         observed(one, entry, by)
         seconds.append(time.perf_counter() - began)
-    assert calls.most == at_once
+    assert calls.most_at_once == at_once
     assert seconds[1] < seconds[0] - LATENCY_S / 2
     assert rounds * LATENCY_S < seconds[1]
 
@@ -205,7 +205,7 @@ def test_app_with_an_opaque_step_runs_unchanged() -> None:
     app.steps.steps.insert(1, UnknownStep())
     fast = accelerate(app)
     assert fast.answer(STATE)["x"] == 1
-    assert calls.most == 1
+    assert calls.most_at_once == 1
     assert "not understood" in fast.explain()
 
 
@@ -224,9 +224,9 @@ def test_model_not_thread_safe_is_not_prefetched_in_sync_calls(
     calls = Calls()
     app = independent(calls)
     accelerate(app).answer(STATE)
-    assert calls.most == 1
+    assert calls.most_at_once == 1
     accelerate(app, concurrent=[RemoteModel]).answer(STATE)
-    assert calls.most == 2
+    assert calls.most_at_once == 2
 
 
 def test_a_cancelled_query_leaves_no_call_under_way() -> None:
@@ -252,7 +252,7 @@ def test_uninstall_restores_the_methods() -> None:
     uninstall()
     assert vars(RemoteModel)["_aask"] is before
     fast.answer(STATE)
-    assert calls.most == 1
+    assert calls.most_at_once == 1
 
 
 def test_option_unsupported_by_the_framework_raises() -> None:

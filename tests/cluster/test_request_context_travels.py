@@ -40,7 +40,7 @@ def request(name: str = "r1") -> Request:
 
 def context_at(host: Host) -> tuple[str, dict[str, Any]]:
     """Tenant and terms of what it was asked for last; sessions and gangs as the client named them."""
-    request, context = host.asked[-1]
+    request, context = host.requests[-1]
     found = {name: getattr(context, name) for name in (*FIELDS, "gang")}
     return request.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
 
@@ -52,7 +52,7 @@ def never() -> FakeEmbedder:
 async def test_request_context_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder())
-        await result(cluster.ask(await cluster.port("embedder"), request(), event(EMBED)))
+        await result(cluster.send(await cluster.port("embedder"), request(), event(EMBED)))
         assert context_at(host) == ("acme", {**FIELDS, "gang": "g"})
 
 
@@ -63,8 +63,8 @@ async def test_request_context_of_a_follower_reaches_its_host(monkeypatch: pytes
         await cluster.port("store")
         port = await cluster.port("embedder")
         follow = Follow(SEARCH, "q-ahead1", {}, (("vectors", ()),), event(SEARCH, depth=1, gang="h"), "acme")
-        await result(cluster.ask(port, request(), event(EMBED), primitive=EMBED, followers=(follow,)))
-        await cluster.until(lambda: bool(store.asked))
+        await result(cluster.send(port, request(), event(EMBED), primitive=EMBED, followers=(follow,)))
+        await cluster.until(lambda: bool(store.requests))
         assert context_at(store) == ("acme", {**FIELDS, "depth": 1, "gang": "h"})
 
 
@@ -75,10 +75,10 @@ async def test_adopted_follower_gets_its_changed_context(monkeypatch: pytest.Mon
         port = await cluster.port("embedder")
         later = replace(EMBED, id="later")
         port.expect("q-ahead1", event(later, depth=1, gang=""))
-        cluster.ask(port, request(), event(EMBED))  # fills the engine
+        cluster.send(port, request(), event(EMBED))  # fills the engine
         port._link.send(Submit(event(later, depth=1, gang=""), (request("q-ahead1.0"),)))  # as its other host does
-        await cluster.until(lambda: len(host.asked) == 2)
-        listener = cluster.listened(port, request("q-ahead1.0"), event(later))
+        await cluster.until(lambda: len(host.requests) == 2)
+        listener = cluster.create_request(port, request("q-ahead1.0"), event(later))
         port.adopt("q-ahead1", [listener.entry], event(later, depth=9))
         [queued] = host.port.scheduler.queue
         await cluster.until(lambda: queued.depth == 9)
@@ -90,9 +90,9 @@ async def test_new_host_gets_the_changed_request_context(monkeypatch: pytest.Mon
     async with Cluster(monkeypatch) as cluster:
         first = cluster.host(never())
         port = await cluster.port("embedder")
-        listener = cluster.ask(port, request(), event(EMBED, gang="", objective=Objective.LATENCY))
+        listener = cluster.send(port, request(), event(EMBED, gang="", objective=Objective.LATENCY))
         port.depths(DepthChanged(0.0, "q", {"embed": 7}, {"embed": (Objective.THROUGHPUT, "late")}))
-        await cluster.until(lambda: bool(first.asked))
+        await cluster.until(lambda: bool(first.requests))
         second = cluster.host(FakeEmbedder())
         await result(listener)
         assert context_at(second) == ("acme", {**FIELDS, "depth": 7, "gang": "late"})
@@ -104,9 +104,9 @@ async def test_request_without_gang_stays_without_gang(monkeypatch: pytest.Monke
         host = cluster.host(never())
         port = await cluster.port("embedder")
         for name in ("one", "two"):  # the second one waits: the first fills the engine
-            cluster.ask(port, request(name), event(replace(EMBED, id=name)))
+            cluster.send(port, request(name), event(replace(EMBED, id=name)))
         port.depths(DepthChanged(0.0, "q", {}, dict.fromkeys(("one", "two"), (Objective.LATENCY, ""))))
-        await cluster.until(lambda: len(host.asked) == 2)
+        await cluster.until(lambda: len(host.requests) == 2)
         queue = host.port.scheduler.queue
         await cluster.until(lambda: bool(queue) and queue[-1].objective is Objective.LATENCY)
         assert queue[-1].gang == ""
@@ -116,11 +116,11 @@ async def test_resent_request_is_separate_from_its_cancelled_one(monkeypatch: py
     """A client that was given up greets and asks again, under the same name, while its old request is cancelled."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(FakeEmbedder(faults=Faults(hang_on=lambda r: r.id == "me#1|r1")))
-        listener = cluster.ask(await cluster.port("embedder"), request(), event(EMBED))
-        await cluster.until(lambda: bool(host.asked))
+        listener = cluster.send(await cluster.port("embedder"), request(), event(EMBED))
+        await cluster.until(lambda: bool(host.requests))
         await host.leave("me")
         assert len(await result(listener)) == 32
-        assert [sent.id for sent, _ in host.asked] == ["me#1|r1", "me#2|r1"]
+        assert [sent.id for sent, _ in host.requests] == ["me#1|r1", "me#2|r1"]
 
 
 class Choosy(FakeEmbedder):
@@ -135,11 +135,11 @@ async def test_request_that_a_host_cannot_queue_fails_alone(monkeypatch: pytest.
         host = cluster.host(Choosy())
         port = await cluster.port("embedder")
         bad = replace(request("bad"), payload=EmbedText("\ud800"))
-        failed, beside = cluster.ask(port, bad, event(EMBED)), cluster.ask(port, request("beside"), event(EMBED))
+        failed, beside = cluster.send(port, bad, event(EMBED)), cluster.send(port, request("beside"), event(EMBED))
         with pytest.raises(EngineError, match="surrogate"):
             await result(failed)
         assert await result(beside)
-        assert await result(cluster.ask(port, request("after"), event(EMBED)))
+        assert await result(cluster.send(port, request("after"), event(EMBED)))
         assert not next(iter(host.clients)).entries
 
 
@@ -154,8 +154,8 @@ async def test_unserializable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch
     async with Cluster(monkeypatch) as cluster:
         cluster.host(Unsendable())
         port = await cluster.port("embedder")
-        odd = cluster.ask(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
-        beside = cluster.ask(port, request("beside"), event(EMBED))
+        odd = cluster.send(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
+        beside = cluster.send(port, request("beside"), event(EMBED))
         with pytest.raises(EngineError, match="cannot be sent"):
             await result(odd)
         assert await result(beside)
@@ -184,11 +184,11 @@ async def test_unreadable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch) ->
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(OfForeigners(), ForeignHost)
         port = await cluster.port("embedder")
-        odd = cluster.ask(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
-        beside = cluster.ask(port, request("beside"), event(EMBED))
+        odd = cluster.send(port, replace(request("odd"), payload=EmbedText("odd")), event(EMBED))
+        beside = cluster.send(port, request("beside"), event(EMBED))
         with pytest.raises(EngineError, match="Foreign cannot be imported"):
             await result(odd)
-        assert await result(beside) and len(host.asked) == 2
+        assert await result(beside) and len(host.requests) == 2
 
 
 class Versioned(FakeStore):
@@ -204,7 +204,7 @@ async def test_version_of_a_search_is_returned(monkeypatch: pytest.MonkeyPatch) 
         cluster.host(Versioned())
         port = await cluster.port("store")
         search = Request("r1", K.SEARCHING, SearchVector("c", [1.0], 2), "q")
-        listener = cluster.ask(port, search, event(SEARCH))
+        listener = cluster.send(port, search, event(SEARCH))
         assert not await result(listener) and listener.entry.search.version == Version("c", 7)
 
 

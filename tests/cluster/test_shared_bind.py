@@ -108,13 +108,13 @@ def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: s
 
     def seen(one: Chain) -> Any:
         """What comes of it, and what the server was asked."""
-        stub.asked.clear()
+        stub.requests.clear()
         try:
             value = answer_of(one, way)
             found: Any = [m.model_dump(exclude={"id"}) for m in (value if way == "batch" else [value])]
         except Exception as error:
             found = type(error), str(error)
-        return found, [body["messages"] for _, body in stub.asked]
+        return found, [body["messages"] for _, body in stub.requests]
 
     assert seen(accelerate(chain, pool=pool, bind=[(model, "llm")])) == seen(chain)
 

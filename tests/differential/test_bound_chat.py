@@ -64,10 +64,11 @@ def test_every_call_of_a_bound_chat_model_is_planned(name: str, way: str, pool: 
         return asyncio.run(one.ainvoke(QUESTION)) if way == "ainvoke" else one.invoke(QUESTION)
 
     before = answered(chain)
-    stub.asked.clear()
+    stub.requests.clear()
     assert answered(fast) == before
     assert (
-        sum(body.get("max_tokens") != 1 and body.get("max_completion_tokens") != 1 for _, body in stub.asked) == calls
+        sum(body.get("max_tokens") != 1 and body.get("max_completion_tokens") != 1 for _, body in stub.requests)
+        == calls
     )
     planned = [span for span in fast.last_trace().spans if span.kind == "DECODING" and span.outcome == "done"]
     assert calls - 1 <= len(planned) <= calls, "the first may be the plain object's: it is a race"

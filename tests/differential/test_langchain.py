@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from differential.chains import CHAINS, QUESTION, TEXTS, Parts, independent_assigns, parts
 from differential.recording import WAYS, Outcome, observe
-from support.books import Books, rows, watch
+from support.request_counts import RequestCounts, rows, watch
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
@@ -32,25 +32,25 @@ def p(pool: EnginePool) -> Parts:
 
 
 @pytest.fixture(scope="module")
-def books(pool: EnginePool, p: Parts) -> Books:
-    made = Books()
+def counts(pool: EnginePool, p: Parts) -> RequestCounts:
+    made = RequestCounts()
     watch(pool, [pool.engine(name) for name in pool.engine_names], made)
     return made
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CHAINS)
-def test_chain_behaves_as_the_original(name: str, way: str, p: Parts, pool: EnginePool, books: Books) -> None:
+def test_chain_behaves_as_the_original(name: str, way: str, p: Parts, pool: EnginePool, counts: RequestCounts) -> None:
     make, given = CHAINS[name]
     plain_chain = make(p)
     fast = accelerate(plain_chain, pool=pool)
     assert isinstance(fast, AcceleratedRunnable) and fast.original is plain_chain
 
-    def seen(chain: Any) -> tuple[Outcome, Books, list[str]]:
+    def seen(chain: Any) -> tuple[Outcome, RequestCounts, list[str]]:
         pool.admin("store", "delete_collection", "uploads").result(5)
-        books.clear()
+        counts.clear()
         outcome = observe(chain, way, given)
-        return outcome, books.copy(), rows(pool.engine("store"))
+        return outcome, counts.copy(), rows(pool.engine("store"))
 
     (plain, plainly, before), (accelerated, early, after) = seen(plain_chain), seen(fast)
     assert accelerated.result == plain.result
@@ -59,7 +59,7 @@ def test_chain_behaves_as_the_original(name: str, way: str, p: Parts, pool: Engi
         return  # how far siblings got when one failed is a race in the plain object, too
     assert accelerated.prompts == plain.prompts
     assert accelerated.events == plain.events
-    assert early.asked == plainly.asked
+    assert early.original_requests == plainly.original_requests
     assert early.writes == plainly.writes
     assert not plainly.missing(early)
 

@@ -82,11 +82,11 @@ class Server(NamedTuple):
     def requests(self) -> Counter[str]:
         """The bodies that came since the last call, but for warm-ups; where it joins, the form says nothing."""
         before = -1
-        while before != len(self.stub.asked):
-            before = len(self.stub.asked)
+        while before != len(self.stub.requests):
+            before = len(self.stub.requests)
             time.sleep(SETTLED_S)
         bodies = self.stub.generations
-        self.stub.asked.clear()
+        self.stub.requests.clear()
         if self.pool is not None and self.stub.joins:
             bodies = [{key: body[key] for key in body if key not in ("stream", "stream_options")} for body in bodies]
         return Counter(json.dumps(body, sort_keys=True) for body in bodies)
@@ -443,7 +443,7 @@ CONFIG: Any = {"configurable": {"thread_id": "one"}}
 
 def requests_of(server: Server, app: Any, way: Way, given: Any) -> Counter[str]:
     """All requests that the server gets for one call of the app, by body."""
-    server.stub.asked.clear()
+    server.stub.requests.clear()
     way(app, dict(given), CONFIG)
     return server.requests()
 
@@ -639,7 +639,7 @@ def test_refused_request_is_sent_as_often_as_originally(way: str, side: str, ser
     server = servers[side]
     found = []
     for app in (refused_chain(model(server)), accelerate(refused_chain(server.bound(model(server))))):
-        server.stub.asked.clear()
+        server.stub.requests.clear()
         error: Any = None
         try:
             [error] = [one for one in CHAIN_WAYS[way](app, given_to(""), CONFIG) if isinstance(one, Exception)][:1]

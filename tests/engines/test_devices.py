@@ -172,14 +172,14 @@ def test_engine_warns_and_uses_cpu_if_all_cards_are_full(have: Cards, caplog: py
 def test_torch_is_not_queried_if_all_engines_use_the_cpu(have: Cards) -> None:
     fake = have(60)
     with EnginePool.local({"a": Where("a", device="cpu"), "b": Where("b", cores="0")}):
-        assert not fake.asked
+        assert not fake.queried_cards
 
 
 def test_closing_a_pool_empties_the_cache_of_torch(have: Cards) -> None:
     fake = have(60)
     with EnginePool.local(embedder=Where()):
-        assert not fake.emptied
-    assert fake.emptied == 1
+        assert not fake.empty_cache_calls
+    assert fake.empty_cache_calls == 1
 
 
 @pytest.mark.models
@@ -270,7 +270,7 @@ async def test_vllm_as_only_gpu_engine_gets_no_device_settings(have: Cards, monk
     engine = VllmEngine("llm", "some/model")
     assign_devices([engine, Where(device="cpu")])
     assert await told_to_vllm(engine, monkeypatch) == {"engine_args": {}, "visible": None}
-    assert not fake.asked
+    assert not fake.queried_cards
 
 
 @pytest.mark.parametrize(

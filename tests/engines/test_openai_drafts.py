@@ -37,7 +37,7 @@ async def sent(stub: Stub, payload: Generate, *, drafts: bool = True, **about: A
             assert isinstance(result, Done)
     finally:
         await engine.stop()
-    return stub.asked[-1][1]
+    return stub.requests[-1][1]
 
 
 async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: Stub) -> None:
@@ -48,7 +48,7 @@ async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: Stub) -> None:
     await engine.start()
     assert [result async for result in engine.execute([request])]
     await engine.stop()
-    assert vllm.asked[-1][1]["vllm_xargs"] == {"teola_drafts": ["an earlier answer", "YES" + GAP]}
+    assert vllm.requests[-1][1]["vllm_xargs"] == {"teola_drafts": ["an earlier answer", "YES" + GAP]}
     assert engine.profile.drafts == 16
 
 
@@ -102,5 +102,5 @@ def test_pool_forget_and_reset_are_sent_to_the_server(vllm: Stub) -> None:
     with EnginePool.local(llm=OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)) as pool:
         pool.reset()
         pool.forget("t")
-    arguments = [body["vllm_xargs"] for path, body in vllm.asked if path.endswith("/completions")]
+    arguments = [body["vllm_xargs"] for path, body in vllm.requests if path.endswith("/completions")]
     assert arguments == [{"teola_forget_all": 1}, {"teola_forget_tenant": "t"}]

@@ -91,7 +91,7 @@ async def test_prefix_goes_to_the_replica_of_its_query(stub: Stub) -> None:
     prompt = Prompt((Message("user", f"The beginning of a prompt. {UNKNOWN}"),))
     warmup = Request("w", PrimitiveKind.PARTIAL_PREFILLING, Warmup(prompt), query="q7", background=True)
     await send(engine, warmup)
-    sent = [(body, header) for (_, body), header in zip(stub.asked, session_headers(stub), strict=True)]
+    sent = [(body, header) for (_, body), header in zip(stub.requests, session_headers(stub), strict=True)]
     hinted = [(body["nvext"], header) for body, header in sent if "nvext" in body]
     assert [fields for fields, _ in hinted] == [{"agent_hints": {"priority": 0, "osl": 1}}]
     assert str(hinted[0][1]).endswith("-q7")

@@ -43,7 +43,7 @@ def shared_stub() -> Iterator[Stub]:
 
 @pytest.fixture
 def stub(shared_stub: Stub) -> Stub:
-    shared_stub.asked.clear()
+    shared_stub.requests.clear()
     shared_stub.statuses.clear()
     shared_stub.go.clear()
     shared_stub.most_at_once = 0
@@ -154,7 +154,7 @@ async def test_hits_are_the_same_for_every_service(service: str, stub: Stub) -> 
 async def test_requests_follow_the_format_of_each_service(stub: Stub) -> None:
     for service in SERVICES:
         await outcomes(engine_of(service, stub, options={"language": "de"}), SearchText("oats & ivy", 3))
-    of_searxng, of_brave, of_tavily = stub.asked
+    of_searxng, of_brave, of_tavily = stub.requests
     assert of_searxng[:3] == ("GET", "/search", {"language": "de", "q": "oats & ivy", "format": "json"})
     assert of_brave[:2] == ("GET", "/res/v1/web/search") and of_brave[2]["count"] == "3"
     assert of_brave[3]["x-subscription-token"] == KEY
@@ -182,7 +182,7 @@ async def test_search_is_retried_after_the_services_delay(stub: Stub) -> None:
     stub.statuses = [(429, {"Retry-After": "0.3"}), (503, {"Retry-After": "0"})]
     begun = time.monotonic()
     [hits] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
-    assert len(hits) == 3 and len(stub.asked) == 3 and time.monotonic() - begun >= 0.3
+    assert len(hits) == 3 and len(stub.requests) == 3 and time.monotonic() - begun >= 0.3
 
 
 async def test_search_is_retried_after_braves_rate_limit_reset(stub: Stub) -> None:
@@ -194,7 +194,7 @@ async def test_search_is_retried_after_braves_rate_limit_reset(stub: Stub) -> No
 async def test_search_fails_if_retry_delay_is_too_long(stub: Stub) -> None:
     stub.statuses = [(429, {"Retry-After": "3600"})]
     [error] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
-    assert isinstance(error, EngineError) and not error.retryable and len(stub.asked) == 1
+    assert isinstance(error, EngineError) and not error.retryable and len(stub.requests) == 1
     assert "3600 s" in error.hint
 
 
@@ -210,11 +210,11 @@ async def test_cut_connection_is_retried_and_then_fails(stub: Stub) -> None:
 async def test_refusal_is_not_retried_and_hides_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for service, status in (("brave", 422), ("tavily", 401), ("tavily", 432)):
-        stub.asked.clear()
+        stub.requests.clear()
         stub.statuses = [(status, {})]
         engine = engine_of(service, stub)
         [error] = await outcomes(engine, SearchText("oats"))
-        assert str(status) in error.message and error.hint and len(stub.asked) == 1
+        assert str(status) in error.message and error.hint and len(stub.requests) == 1
         shown = [str(error), repr(error), repr(engine), repr(vars(engine)), str(error.__dict__), caplog.text]
         assert KEY not in "".join(shown) and KEY.encode() not in pickle.dumps(engine)
         assert KEY.encode() not in pickle.dumps(error)
@@ -233,7 +233,7 @@ async def test_late_answer_fails_with_the_timeout(stub: Stub) -> None:
 @pytest.mark.parametrize("payload", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
 async def test_invalid_searches_fail_without_a_request(payload: Any, stub: Stub) -> None:
     [error] = await outcomes(engine_of("tavily", stub), payload)
-    assert isinstance(error, EngineError) and not stub.asked
+    assert isinstance(error, EngineError) and not stub.requests
 
 
 def test_key_is_read_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,14 +248,14 @@ def test_key_is_read_from_the_environment(stub: Stub, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TAVILY_API_KEY", KEY)
     engine = WebSearchEngine(service="tavily", base_url=stub.url)
     [hits] = asyncio.run(outcomes(pickle.loads(pickle.dumps(engine)), SearchText("oats")))
-    assert len(hits) == 3 and stub.asked[0][3]["authorization"] == f"Bearer {KEY}"
+    assert len(hits) == 3 and stub.requests[0][3]["authorization"] == f"Bearer {KEY}"
 
 
 async def test_credentials_in_the_address_are_used_and_hidden(stub: Stub) -> None:
     address = stub.url.replace("http://", "http://user:hidden@")
     engine = WebSearchEngine(base_url=address)
     await outcomes(engine, SearchText("oats"))
-    assert stub.asked[0][3]["authorization"].startswith("Basic ")
+    assert stub.requests[0][3]["authorization"].startswith("Basic ")
     assert "hidden" not in repr(engine) + str(dict(engine.versions())) and b"hidden" not in pickle.dumps(engine)
 
 

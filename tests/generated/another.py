@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 from generated.worlds import COLLECTIONS
-from support.books import row
+from support.request_counts import row
 
 from teola_plugin.engines.fake import embed_words
 from teola_plugin.requests.payloads import Chunk

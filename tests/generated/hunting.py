@@ -13,7 +13,7 @@ from generated.seeing import Program, Stage, compared
 from generated.words import thinkers, writers
 from generated.worlds import World, fakes, ingested
 from support import garbage
-from support.books import rows
+from support.request_counts import rows
 
 FIRST = int(os.environ.get("TEOLA_TEST_SEED", "0"))
 """The first seed of the default suite."""

@@ -12,28 +12,28 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.retrievers import BaseRetriever
-from support.books import POISON
+from support.request_counts import POISON
 
 OWN = "own "
 """How the notes of their calls begin."""
 
 
-def _begun(books: Any, scale: float, what: str) -> float:
+def _begun(counts: Any, scale: float, what: str) -> float:
     """Notes the call; how many seconds it takes. Raises for what is poisoned."""
-    books.note(f"{OWN}{what}")
+    counts.note(f"{OWN}{what}")
     return zlib.crc32(what.encode()) % 1000 / 1000 * 0.004 * scale
 
 
-def _checked(books: Any, what: str) -> None:
+def _checked(counts: Any, what: str) -> None:
     if POISON in what:
-        books.struck += 1
+        counts.poisoned_calls += 1
         raise ConnectionError(f"the service failed on {len(what)} characters")
 
 
 class Local(BaseChatModel):
     """A local model: no async code of its own."""
 
-    books: Any = None
+    counts: Any = None
     scale: float = 1.0
     says: str = "local"
 
@@ -43,11 +43,11 @@ class Local(BaseChatModel):
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         what = f"{self.says}: {messages[-1].content}"
-        time.sleep(_begun(self.books, self.scale, what))
+        time.sleep(_begun(self.counts, self.scale, what))
         return self._answer(what)
 
     def _answer(self, what: str) -> ChatResult:
-        _checked(self.books, what)
+        _checked(self.counts, what)
         text = f"{self.says}-{zlib.crc32(what.encode()) % 9973}"
         return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
 
@@ -59,24 +59,24 @@ class Hosted(Local):
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         what = f"{self.says}: {messages[-1].content}"
-        await asyncio.sleep(_begun(self.books, self.scale, what))
+        await asyncio.sleep(_begun(self.counts, self.scale, what))
         return self._answer(what)
 
 
 class Notes(BaseRetriever):
     """Finds two documents for anything."""
 
-    books: Any = None
+    counts: Any = None
     scale: float = 1.0
 
     def _found(self, query: str) -> list[Document]:
-        _checked(self.books, query)
+        _checked(self.counts, query)
         return [Document(page_content=f"{word} of {query}") for word in ("source", "origin")]
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        time.sleep(_begun(self.books, self.scale, f"notes: {query}"))
+        time.sleep(_begun(self.counts, self.scale, f"notes: {query}"))
         return self._found(query)
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        await asyncio.sleep(_begun(self.books, self.scale, f"notes: {query}"))
+        await asyncio.sleep(_begun(self.counts, self.scale, f"notes: {query}"))
         return self._found(query)

@@ -18,7 +18,7 @@ from generated.own_objects import OWN
 from generated.words import base, run_text
 from generated.worlds import Latency, World, world_of
 from langchain_core.runnables import Runnable
-from support.books import Books
+from support.request_counts import RequestCounts
 
 from teola_plugin import accelerate
 from teola_plugin.engines.base import Engine
@@ -100,7 +100,7 @@ class Seen:
     result: str
     failed: bool
     events: Counter[str]
-    books: Books
+    counts: RequestCounts
     rows: tuple[str, ...]
 
 
@@ -125,7 +125,7 @@ class Stage:
         else:
             self._seen(sight, latency, aside, fast=fast)
         world, events = sight.world, _anonymous(sight.recorder.events)
-        return Seen(anonymous(sight.result), sight.failed, events, world.books.copy(), tuple(self.rows(world)))
+        return Seen(anonymous(sight.result), sight.failed, events, world.counts.copy(), tuple(self.rows(world)))
 
     def _seen(self, sight: _Sight, latency: Latency, aside: Any, *, fast: bool) -> None:
         world = sight.world = world_of(self.engines(latency), aside, scale=latency.scale)
@@ -155,7 +155,7 @@ class Stage:
         names["nested"] = accelerated if fast else _unchanged
         run_text(program.text, names, f"<program {program.seed}>")
         chain = accelerated(names["chain"]) if fast else names["chain"]
-        world.books.clear()
+        world.counts.clear()
         return chain, names["given"]
 
 
@@ -210,13 +210,15 @@ def differences(before: Seen, after: Seen, *, early: bool = True, spare: bool = 
         found["rows"] = _difference(Counter(before.rows), Counter(after.rows))
     if before.events != after.events:
         found["events"] = _difference(before.events, after.events)
-    old, new = before.books, after.books
-    if old.asked != new.asked:
-        found["asked"] = _difference(old.asked, new.asked)
-    if old.done - new.done or any(not (spare and key.startswith(OWN)) for key in new.done - old.done):
-        found["done"] = _difference(old.done, new.done)
-    if old.missing(new) or (not early and old.reached != new.reached):
-        found["reached"] = _difference(old.reached, new.reached)
+    old, new = before.counts, after.counts
+    if old.original_requests != new.original_requests:
+        found["original_requests"] = _difference(old.original_requests, new.original_requests)
+    if old.side_effects - new.side_effects or any(
+        not (spare and key.startswith(OWN)) for key in new.side_effects - old.side_effects
+    ):
+        found["side_effects"] = _difference(old.side_effects, new.side_effects)
+    if old.missing(new) or (not early and old.engine_requests != new.engine_requests):
+        found["engine_requests"] = _difference(old.engine_requests, new.engine_requests)
     if old.writes != new.writes:
         found["writes"] = _difference(old.writes, new.writes)
     return found
@@ -230,7 +232,7 @@ def _listed(some: Iterable[str]) -> str:
     return "".join(f"\n       {str(each)[:300]}" for each in some) or "nothing"
 
 
-_HOW_FAR = ("events", "asked", "reached", "done")
+_HOW_FAR = ("events", "original_requests", "engine_requests", "side_effects")
 
 
 def _raced_by_failures(way: str, *, both: bool) -> tuple[str, ...]:
@@ -266,7 +268,7 @@ def compared(stage: Stage, program: Program) -> dict[str, str]:
     """
     latency = Latency(program.seed)
     before = stage.see(program, latency, fast=False)
-    spare = before.books.struck > 0 or program.options.get("speculate") == "all"
+    spare = before.counts.poisoned_calls > 0 or program.options.get("speculate") == "all"
     after = stage.see(program, latency, fast=True)
     found = differences(before, after, spare=spare)
     if before.failed:

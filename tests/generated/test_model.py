@@ -14,7 +14,7 @@ from generated.model_cases import COLLECTION
 from generated.model_run import cases_of, run_case
 from generated.model_steps import Steps
 from generated.worlds import Latency, fakes
-from support.books import row
+from support.request_counts import row
 
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.pool import EnginePool

@@ -74,7 +74,7 @@ class AtOnce(FakeLLM):
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         self.now += len(batch)
-        self.most = max(self.most, self.now)
+        self.most_at_once = max(self.most_at_once, self.now)
         async for result in super().execute(batch):
             self.now -= isinstance(result, Done | Failed)
             yield result
@@ -101,7 +101,7 @@ def test_max_concurrency_limits_requests_on_the_engine(way: str, most: int) -> N
     else:
         with (world := world_of([*engines, llm])).pool:
             made(world).batch([{"question": f"q{n}"} for n in range(8)], {"max_concurrency": most})
-    assert llm.most <= 2 * most
+    assert llm.most_at_once <= 2 * most
 
 
 @pytest.mark.parametrize("kind", ["embed", "search", "generate", "put"])

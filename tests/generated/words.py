@@ -103,7 +103,7 @@ Steps = Generator[Op, Any, Given | None]
 """User code: yields its operations, gets their values, and returns what it adds to the state."""
 
 
-def opaque(books: Books, gives_on: bool, work: Callable[..., Steps], *args: Any) -> RunnableLambda[Given, Any]:
+def opaque(counts: Books, gives_on: bool, work: Callable[..., Steps], *args: Any) -> RunnableLambda[Given, Any]:
     """User code as a step of a chain; whoever looks at it sees nothing but a function.
 
     `gives_on`: its value is the state with what the work adds; otherwise what the work adds alone.
@@ -113,7 +113,7 @@ def opaque(books: Books, gives_on: bool, work: Callable[..., Steps], *args: Any)
         return ({**d, **found} if found else d) if gives_on else (found or "done")
 
     def run(d: Given) -> Any:
-        books.note(f"{work.__name__}{args}")
+        counts.note(f"{work.__name__}{args}")
         going, value = work(d, *args), None
         while True:
             try:
@@ -122,7 +122,7 @@ def opaque(books: Books, gives_on: bool, work: Callable[..., Steps], *args: Any)
                 return ended(d, end.value)
 
     async def arun(d: Given) -> Any:
-        books.note(f"{work.__name__}{args}")
+        counts.note(f"{work.__name__}{args}")
         going, value = work(d, *args), None
         while True:
             try:
@@ -192,22 +192,22 @@ def writers(world: World, names: dict[str, Any]) -> dict[str, Any]:
         yield
 
     def fail_once(d: Given, what: str) -> Steps:
-        if world.books.done[f"fail_once{(what,)}"] == 1:
+        if world.counts.side_effects[f"fail_once{(what,)}"] == 1:
             raise ValueError(what)
         yield from ()
 
     known = (put, add, drop, clear, outside_put, outside_drop, look, read)
     known += (stamp, rewrite, extend, change_question, fail, fail_once)
     return {each.__name__: each for each in known} | {
-        "does": partial(opaque, world.books, True),
-        "did": partial(opaque, world.books, False),
+        "does": partial(opaque, world.counts, True),
+        "did": partial(opaque, world.counts, False),
     }
 
 
 def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
     """`writers`, the user's own models, and user code on texts: some of it refuses."""
-    books, scale = world.books, world.scale
-    hosted, local = Hosted(books=books, scale=scale), Local(books=books, scale=scale)
+    counts, scale = world.counts, world.scale
+    hosted, local = Hosted(counts=counts, scale=scale), Local(counts=counts, scale=scale)
 
     def remember(d: Given, what: str) -> Steps:
         d["history"].append(what)
@@ -225,14 +225,14 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
 
     def tells(what: str) -> RunnableLambda[Any, str]:
         def told(value: Any) -> str:
-            books.note(f"tells {what}")
+            counts.note(f"tells {what}")
             return f"{what} of {len(str(value))}"
 
         return RunnableLambda(told)
 
     def refuses(word: str) -> RunnableLambda[str, str]:
         def refused(text: str) -> str:
-            books.note(f"refuses {word}")
+            counts.note(f"refuses {word}")
             if word in text:
                 raise PermissionError(f"no {word}")
             return text
@@ -240,7 +240,7 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
         return RunnableLambda(refused)
 
     def tells_length(text: str) -> int:
-        books.note("tells length")
+        counts.note("tells length")
         return len(text)
 
     return writers(world, names) | {
@@ -248,7 +248,7 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
         "correct": correct,
         "hosted": hosted,
         "local": local,
-        "notes": Notes(books=books, scale=scale),
+        "notes": Notes(counts=counts, scale=scale),
         "refuses": refuses,
         "remember": remember,
         "tells": tells,

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from support.books import POISON, Books, watch
+from support.request_counts import POISON, RequestCounts, watch
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore, Faults, embed_words
@@ -59,7 +59,7 @@ class World:
 
     pool: EnginePool
     store: Any
-    books: Books
+    counts: RequestCounts
     aside: Aside
     scale: float = 1.0
     """Of the latencies."""
@@ -76,8 +76,8 @@ def world_of(engines: list[Engine], aside: Aside | None = None, *, scale: float 
     """`virtual`: on the running loop, else on a thread of its own. Without `aside`, one is made on the same rows."""
     store: Any = next(engine for engine in engines if engine.name == "store")
     pool = EnginePool.on_this_loop(engines) if virtual else EnginePool.local(engines)
-    world = World(pool, store, Books(), aside or FakeAside(store), scale)
-    watch(pool, engines, world.books)
+    world = World(pool, store, RequestCounts(), aside or FakeAside(store), scale)
+    watch(pool, engines, world.counts)
     return world
 
 

@@ -479,7 +479,7 @@ def test_prefetched_tool_counts_from_its_call() -> None:
         with moments.taken("call"):
             run(fast, "invoke", config={"callbacks": [plain]})
         found = path(fast.last_trace())
-    assert all(at.llm.came) and len(at.ran) == 1
+    assert all(at.llm.fulfilled_waits) and len(at.ran) == 1
     waited = found["tool peek (early)"]
     assert moments.took("tool") <= waited <= moments.began("then") - moments.ended("first")
     until = moments.began("tool") - moments.began("call")

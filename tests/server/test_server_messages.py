@@ -462,7 +462,7 @@ def test_images_are_passed_to_a_server_that_takes_them(carried: Served, stub: St
         )
 
     assert text_of(message) == "an answer"
-    body = stub.asked[-1][1]
+    body = stub.requests[-1][1]
     assert body["messages"] == [
         {
             "role": "user",
@@ -480,7 +480,7 @@ def test_tool_calls_of_a_carried_server_are_passed_on(carried: Served, stub: Stu
     body: dict[str, Any] = {"model": "llm", "max_tokens": 50, "messages": HELLO, "tools": [TOOL]}
     with anthropic_client(carried.url) as client:
         whole = client.messages.create(**body, tool_choice={"type": "any"})
-        sent = stub.asked[-1][1]
+        sent = stub.requests[-1][1]
         with client.messages.stream(**body) as stream:
             streamed = stream.get_final_message()
 

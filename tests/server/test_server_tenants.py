@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from support.leftovers import holders
+from support.leftovers import reference_paths
 from support.service import Served, key, served, until
 
 from teola_plugin.engines import profiles
@@ -329,7 +329,7 @@ def test_no_data_of_a_forgotten_tenant_remain(stored: str, request: pytest.Fixtu
         thread.start()
         state = server.server.config.app.state
         rows = pool_rows(server)
-        assert holders(mine.mark, server.service, server.pool, state) and len(rows) == 2
+        assert reference_paths(mine.mark, server.service, server.pool, state) and len(rows) == 2
         reply = one.delete("/v1/tenant").json()
         assert reply["queries"] == len(mine.ids["query"]) + 1 and reply["files"] >= 1
         thread.join(20)
@@ -339,7 +339,7 @@ def test_no_data_of_a_forgotten_tenant_remain(stored: str, request: pytest.Fixtu
         left = ["?"]
 
         def nothing_left() -> bool:
-            left[:] = holders(mine.mark, server.service, server.pool, state, local._text, local._view)
+            left[:] = reference_paths(mine.mark, server.service, server.pool, state, local._text, local._view)
             return not left
 
         try:

@@ -85,5 +85,5 @@ def test_model_bound_to_an_engine_is_counted_once(monkeypatch: pytest.MonkeyPatc
         engine = OpenAIServer("llm", base_url=stub.base_url, model=openai_stub.MODEL)
         with served(EnginePool.local([engine]), apps=apps, keys=[ONE.settings]) as server:
             usage, _ = usage_of(server, "bound", stream=stream)
-            [(_, body)] = stub.asked
+            [(_, body)] = stub.requests
     assert usage["prompt_tokens"] == 5, body

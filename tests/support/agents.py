@@ -19,7 +19,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeStore
 from teola_plugin.langchain import ChatTeola
 from teola_plugin.pool import EnginePool
 
-GIVEN = {"messages": [HumanMessage("what is it?")]}
+INPUT = {"messages": [HumanMessage("what is it?")]}
 Make = Callable[..., Any]
 
 
@@ -65,12 +65,12 @@ class World:
         self.model = ChatTeola(pool=self.pool)
         self.ran: list[Any] = []
 
-    def writes(self, *pieces: Written, then: str = "done") -> None:
+    def writes(self, *pieces: Written, final_answer: str = "done") -> None:
         """Set what the LLM writes as the first answer of a conversation.
 
         After tools have run it writes `final_answer`.
         """
-        self.llm.writes = lambda prompt: [then] if prompt.messages[-1].role == "tool" else list(pieces)
+        self.llm.writes = lambda prompt: [final_answer] if prompt.messages[-1].role == "tool" else list(pieces)
 
     def has_run(self, times: int = 1) -> Callable[[], bool]:
         """Return a condition: True once the tools have run at least `times` times."""
@@ -84,22 +84,22 @@ class World:
 @contextmanager
 def world() -> Iterator[World]:
     """Yield a `World` whose pool runs."""
-    made = World()
-    with made.pool:
-        yield made
+    setup = World()
+    with setup.pool:
+        yield setup
 
 
 def run(graph: Any, way: str, **options: Any) -> Any:
     """Call a graph sync (`way="invoke"`) or async. Return the messages of its final state."""
     if way == "invoke":
-        return graph.invoke(GIVEN, **options)["messages"]
-    return asyncio.run(graph.ainvoke(GIVEN, **options))["messages"]
+        return graph.invoke(INPUT, **options)["messages"]
+    return asyncio.run(graph.ainvoke(INPUT, **options))["messages"]
 
 
-def said(messages: Sequence[Any]) -> list[Any]:
+def summarize_messages(messages: Sequence[Any]) -> list[Any]:
     """Return messages without their ids, as tuples: type, content, name, status and tool calls."""
-    found = []
+    summaries = []
     for message in messages:
-        calls = [(one["name"], one["args"]) for one in message.tool_calls] if isinstance(message, AIMessage) else []
-        found.append((type(message).__name__, message.content, message.name, getattr(message, "status", ""), calls))
-    return found
+        calls = [(call["name"], call["args"]) for call in message.tool_calls] if isinstance(message, AIMessage) else []
+        summaries.append((type(message).__name__, message.content, message.name, getattr(message, "status", ""), calls))
+    return summaries

@@ -14,9 +14,9 @@ class FakeCuda:
 
     free: list[float]
     total: float = 80.0
-    emptied: int = 0
+    empty_cache_calls: int = 0
     """Number of calls of `empty_cache`."""
-    asked: list[int] = field(default_factory=list)
+    queried_cards: list[int] = field(default_factory=list)
     """Index of the card in each call of `mem_get_info`."""
 
     def is_available(self) -> bool:
@@ -26,7 +26,7 @@ class FakeCuda:
         return len(self.free)
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
-        self.asked.append(index)
+        self.queried_cards.append(index)
         if not self.free[index]:
             raise RuntimeError("CUDA error: out of memory")  # of the context that asking opens
         return int(self.free[index] * GIB), int(self.total * GIB)
@@ -35,4 +35,4 @@ class FakeCuda:
         return SimpleNamespace(name=f"Card {index}", total_memory=int(self.total * GIB))
 
     def empty_cache(self) -> None:
-        self.emptied += 1
+        self.empty_cache_calls += 1

@@ -15,7 +15,7 @@ HOURS = 36_000.0
 
 
 @contextmanager
-def passing(pool: EnginePool, once: Callable[[], object]) -> Iterator[None]:
+def expire_deadlines_when(pool: EnginePool, condition: Callable[[], object]) -> Iterator[None]:
     """In the body, expire the deadlines of all queries of the pool as soon as the condition is true.
 
     The pool's runtime gets a tick that is later than any deadline. Give up after 20 s.
@@ -23,7 +23,7 @@ def passing(pool: EnginePool, once: Callable[[], object]) -> Iterator[None]:
 
     def watch() -> None:
         until = time.monotonic() + 20
-        while not once() and time.monotonic() < until:
+        while not condition() and time.monotonic() < until:
             time.sleep(0.005)
         driver = pool.runtime._driver
         pool.runtime.loop.post(lambda: driver.post(Tick(driver.now() + 2 * HOURS)))

@@ -60,7 +60,7 @@ class Host(EngineHost):
     def __init__(self, engine: Engine) -> None:
         super().__init__("here", engine.name, EngineConfig(kind="fake").model_dump())
         self.engine = engine
-        self.asked: list[tuple[Request, Enqueue]] = []
+        self.requests: list[tuple[Request, Enqueue]] = []
 
     def make_replica(self, number: str) -> Any:
         return _Replica(self.engine)
@@ -71,7 +71,7 @@ class Host(EngineHost):
         enqueue = port.enqueue
 
         def noted(entries: Any, event: Enqueue) -> None:
-            self.asked += [(entry.request, event) for entry in entries]
+            self.requests += [(entry.request, event) for entry in entries]
             enqueue(entries, event)
 
         port.enqueue = noted  # type: ignore[method-assign]
@@ -123,11 +123,11 @@ class _Method:
 
 
 @dataclass
-class Heard:
+class SentRequest:
     """A request with a future for its outcome."""
 
     entry: EngineRequest
-    ended: Future[Any] = field(default_factory=Future)
+    outcome: Future[Any] = field(default_factory=Future)
 
 
 class Cluster:
@@ -138,7 +138,7 @@ class Cluster:
         self._handles: dict[str, _Handle] = {}
         self._ports: list[SharedPort] = []
         self._made: list[Host] = []
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, SentRequest] = {}
         for module in (link, engine_host):
             monkeypatch.setattr(module, "actor", self._actor)
         monkeypatch.setattr(engine_host, "was_restarted", lambda: False)
@@ -177,18 +177,18 @@ class Cluster:
         return made
 
     def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
-        future = self._heard[id(entry)].ended
+        future = self._heard[id(entry)].outcome
         future.set_result(value) if error is None else future.set_exception(error)
 
-    def ask(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> Heard:
+    def send(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> SentRequest:
         """Send a request. Return it with its outcome."""
-        heard = self.listened(port, request, event)
+        heard = self.create_request(port, request, event)
         port.enqueue([heard.entry], event, **sent)
         return heard
 
-    def listened(self, port: SharedPort, request: Request, event: Enqueue) -> Heard:
+    def create_request(self, port: SharedPort, request: Request, event: Enqueue) -> SentRequest:
         """Create a request whose outcome is recorded, without sending it."""
-        heard = Heard(EngineRequest(request, port.name, None, event.primitive))
+        heard = SentRequest(EngineRequest(request, port.name, None, event.primitive))
         self._heard[id(heard.entry)] = heard
         return heard
 
@@ -200,6 +200,6 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
 
-async def result(heard: Heard, seconds: float = 10.0) -> Any:
+async def result(heard: SentRequest, seconds: float = 10.0) -> Any:
     """Return the result of a request, or raise its error. Fail after `seconds`."""
-    return await asyncio.wait_for(asyncio.wrap_future(heard.ended), seconds)
+    return await asyncio.wait_for(asyncio.wrap_future(heard.outcome), seconds)

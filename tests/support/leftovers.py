@@ -11,7 +11,7 @@ _PASSED = (type, types.ModuleType, types.FrameType, types.BuiltinFunctionType, t
 _LAST = (str, bytes, int, float)
 
 
-def holders(mark: str, *roots: Any) -> list[str]:
+def reference_paths(mark: str, *roots: Any) -> list[str]:
     """Return how `roots` refer to each text (or bytes) that contains `mark`.
 
     Each item names the types on the path of references, from the text back to a root.

@@ -18,7 +18,7 @@ class Stub:
     """The server, its recorded requests, and how it answers."""
 
     base_url: str = ""
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Path and body of each request, except those by which an engine inspects the server."""
     headers: list[dict[str, str]] = field(default_factory=list)
     """Headers of each recorded request."""
@@ -37,7 +37,7 @@ class Stub:
     @property
     def generations(self) -> list[dict[str, Any]]:
         """Return the bodies of the requests for answers, without those that only warm up a prefix."""
-        return [body for _, body in self.asked if body.get("max_tokens") != 1]
+        return [body for _, body in self.requests if body.get("max_tokens") != 1]
 
 
 @contextmanager
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/tokenize"):
             return self._json(200, {"tokens": list(range(len(json.dumps(body)))), "count": 1, "max_model_len": 4096})
-        self.stub.asked.append((self.path, body))
+        self.stub.requests.append((self.path, body))
         self.stub.headers.append({name.lower(): value for name, value in self.headers.items()})
         if self.path.endswith("/embeddings"):
             return self._json(200, {"data": [{"embedding": [float(len(text)), 1.0]} for text in body["input"]]})

@@ -29,7 +29,7 @@ class Ledger:
     def __init__(self, meet: int = 0, jitter: float = 0.0) -> None:
         self.calls: Counter[str] = Counter()
         self.now = 0
-        self.most = 0
+        self.most_at_once = 0
         self.meet = meet
         self.jitter = jitter
         self.variables: list[Any] = []
@@ -40,7 +40,7 @@ class Ledger:
         with self._lock:
             self.calls[call] += 1
             self.now += 1
-            self.most = max(self.most, self.now)
+            self.most_at_once = max(self.most_at_once, self.now)
             if self.look is not None:
                 self.variables.append(self.look())
 
@@ -58,7 +58,7 @@ class Ledger:
         try:
             for pause in self._pauses():
                 time.sleep(pause)
-                if self.meet and self.most >= self.meet:
+                if self.meet and self.most_at_once >= self.meet:
                     break
             if error:
                 raise ValueError(error)
@@ -70,7 +70,7 @@ class Ledger:
         try:
             for pause in self._pauses():
                 await asyncio.sleep(pause)
-                if self.meet and self.most >= self.meet:
+                if self.meet and self.most_at_once >= self.meet:
                     break
             if error:
                 raise ValueError(error)

@@ -22,14 +22,14 @@ class Server:
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
-        self.running = self.most = 0
+        self.running = self.most_at_once = 0
         self._lock = threading.Lock()
 
     def begin(self, method: str, prompt: str) -> None:
         with self._lock:
             self.calls[method, prompt] += 1
             self.running += 1
-            self.most = max(self.most, self.running)
+            self.most_at_once = max(self.most_at_once, self.running)
 
     def end(self) -> None:
         with self._lock:

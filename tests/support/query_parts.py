@@ -47,14 +47,14 @@ class Scene:
 
     def __init__(self, pool: EnginePool, **query: Any) -> None:
         self.pool = pool
-        self.asked: dict[str, list[Request]] = {name: record(pool.engine(name)) for name in pool.engine_names}
+        self.requests: dict[str, list[Request]] = {name: record(pool.engine(name)) for name in pool.engine_names}
         self.run: QueryRun = pool.runtime.watch(Query({"input": None}, **query), joins=True)
 
-    def ahead(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> SubplanRun:
+    def prefetch(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> SubplanRun:
         """Start a plan for a part of the query, before the original comes to it."""
         return self.run.begin_subplan(graph, calls, value, **{"lookahead": True, **more})
 
-    async def plain(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
+    async def call_as_original(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
         """Make a call as the original does. Return its text."""
         handle = self.run.call(K.PREFILLING, "llm", [asked], stream=stream)
         pieces = "".join([piece.text async for piece in handle.pieces]) if stream else ""
@@ -64,7 +64,7 @@ class Scene:
 
     def count(self, kind: PrimitiveKind = K.PREFILLING) -> int:
         """Return the number of requests of this kind."""
-        return sum(request.kind is kind for asked in self.asked.values() for request in asked)
+        return sum(request.kind is kind for asked in self.requests.values() for request in asked)
 
     def trace(self) -> QueryTrace:
         """Close the query and return its trace."""

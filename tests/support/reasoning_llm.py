@@ -16,10 +16,10 @@ PATIENCE = 5.0
 """Seconds that a reason waits for a search before it is written anyway."""
 
 
-class Reasoning(ScriptedLLM):
+class ReasoningLLM(ScriptedLLM):
     """An LLM that chooses. With `waits_for_search` it writes the reason only after a search that follows the number."""
 
-    def __init__(self, chosen: str, reason: str) -> None:
+    def __init__(self, choice: str, reason: str) -> None:
         """Create the LLM.
 
         Args:
@@ -27,22 +27,22 @@ class Reasoning(ScriptedLLM):
             reason: a regular expression that matches where the reason begins.
         """
         super().__init__()
-        self.held = False
-        self.chosen, self._begins = chosen, f"(?={reason})"
+        self.waits_for_search = False
+        self.choice, self._begins = choice, f"(?={reason})"
         self.searched = asyncio.Event()
         self.in_time: list[bool] = []
         """For each reason, True if a search came before it."""
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
-            self.asked.append(request.payload)
+            self.requests.append(request.payload)
             chooses = "Using only the choices above" in request.payload.prompt.flat()
-            text = self.chosen if chooses else reply(request.payload)
+            text = self.choice if chooses else reply(request.payload)
             *numbers, last = re.split(self._begins, text)
             for piece in numbers:
                 self.searched.clear()
                 yield Piece(request.id, piece)
-                if self.held:
+                if self.waits_for_search:
                     await self._reason()
             yield Piece(request.id, last)
             yield Done(request.id, Generation(text, "stop", 7, 9, 3))
@@ -56,10 +56,10 @@ class Reasoning(ScriptedLLM):
             self.in_time.append(True)
 
 
-class Told(FakeStore):
+class ObservedStore(FakeStore):
     """A fake store that notifies the LLM of each search."""
 
-    def __init__(self, llm: Reasoning) -> None:
+    def __init__(self, llm: ReasoningLLM) -> None:
         super().__init__()
         self._llm = llm
 
@@ -73,6 +73,6 @@ def spans(fast: Any, *, outcome: str = "") -> list[str]:
     return [span.primitive for span in fast.last_trace().spans if outcome in ("", span.outcome)]
 
 
-def by_hand(fast: Any) -> list[str]:
+def calls_of_the_original(fast: Any) -> list[str]:
     """Return the calls that the original had to make itself."""
     return [name for name in spans(fast) if ".call#" in name]

@@ -18,13 +18,13 @@ class ScriptedLLM:
 
     def __init__(self) -> None:
         self.answer: Callable[[Generate], str] = lambda asked: f"you said: {asked.prompt.flat()}"
-        self.asked: list[Generate] = []
+        self.requests: list[Generate] = []
         self.cancelled: list[str] = []
         self.endless = False
 
     def clear(self) -> None:
         """Forget the recorded requests."""
-        self.asked.clear()
+        self.requests.clear()
 
     async def start(self) -> None: ...
 
@@ -37,7 +37,7 @@ class ScriptedLLM:
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         for request in batch:
-            self.asked.append(request.payload)
+            self.requests.append(request.payload)
             text = self.answer(request.payload)
             words = [word + " " for word in text.split(" ")]
             words[-1] = words[-1][:-1]

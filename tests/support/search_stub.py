@@ -24,7 +24,7 @@ class Stub:
     """The server, its recorded requests, and the statuses of its next replies."""
 
     url: str = ""
-    asked: list[tuple[str, str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    requests: list[tuple[str, str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
     """Method, path, parameters or body, and headers of each request."""
     statuses: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Status and headers of the next replies; 200 if the list is empty.
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str, asked: dict[str, Any]) -> None:
         stub = self.stub
         with stub.lock:
-            stub.asked.append((self.command, path, asked, {k.lower(): v for k, v in self.headers.items()}))
+            stub.requests.append((self.command, path, asked, {k.lower(): v for k, v in self.headers.items()}))
             status, headers = stub.statuses.pop(0) if stub.statuses else (200, {})
             stub.at_once += 1
             stub.most_at_once = max(stub.most_at_once, stub.at_once)

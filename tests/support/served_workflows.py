@@ -98,7 +98,7 @@ def run_on_server(
         workflow = change(make(llm))
         for _ in range(runs):
             result, error, events, state = asyncio.run(_run(workflow, {"query": "oats", **inputs}))
-        requests = sorted(json.dumps(body, sort_keys=True) for _, body in stub.asked)
+        requests = sorted(json.dumps(body, sort_keys=True) for _, body in stub.requests)
     return Outcome(result, error, events, state, requests, answers.most_at_once)
 
 

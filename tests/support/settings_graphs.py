@@ -66,7 +66,7 @@ answers = Answers()
 
 def requests_of(stub: Stub, graph: Any, way: str, settings: Settings) -> tuple[Any, list[str], int]:
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
-    stub.asked.clear()
+    stub.requests.clear()
     answers.most_at_once = 0
     result = called(graph, way, settings)
     time.sleep(0.03)

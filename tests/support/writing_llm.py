@@ -30,7 +30,7 @@ class WritingLLM(ScriptedLLM):
     def __init__(self) -> None:
         super().__init__()
         self.writes: Callable[[Prompt], Sequence[Written]] = lambda prompt: ["done"]
-        self.came: list[bool] = []
+        self.fulfilled_waits: list[bool] = []
         """For each condition that it waited for, True if the condition became true in time."""
         self.warmed: list[Prompt] = []
 
@@ -41,14 +41,14 @@ class WritingLLM(ScriptedLLM):
                 self.warmed.append(payload.prompt)
                 yield Done(request.id, Warmed(len(payload.prompt.known_prefix()) // 4))
                 continue
-            self.asked.append(payload)
+            self.requests.append(payload)
             text = ""
             for one in self.writes(payload.prompt):
                 if isinstance(one, str):
                     text += one
                     yield Piece(request.id, one)
                 else:
-                    self.came.append(await _until(one))
+                    self.fulfilled_waits.append(await _until(one))
             yield Done(request.id, Generation(text, "stop", 7, len(text) // 4, 0))
 
 

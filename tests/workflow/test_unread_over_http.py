@@ -28,7 +28,7 @@ def bodies(kind: str, *, streamed: bool = False) -> dict[str, Any]:
                 assert "".join(app.stream({"x": "words"}))
             else:
                 app.run({"x": "one line"})
-        return {body["messages"][0]["content"][:3]: body for _, body in stub.asked}
+        return {body["messages"][0]["content"][:3]: body for _, body in stub.requests}
 
 
 @pytest.mark.parametrize(("kind", "seldom"), [("vllm", True), ("stub", False)])

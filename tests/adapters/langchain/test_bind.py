@@ -50,13 +50,13 @@ class Words(Embeddings):
     """The fake embedder's vectors, made at home."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return [list(embed_words(text, "document")) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        self.asked.append(text)
+        self.requests.append(text)
         return list(embed_words(text))
 
 
@@ -185,10 +185,10 @@ def test_bound_embeddings_inside_a_retriever_use_the_engine(fakes: EnginePool, w
     retriever = store.as_retriever(search_kwargs={"k": 2}, tags=["r"])
     chain = RunnableLambda(lambda x: x["question"]) | retriever
     expected = call(chain, way)
-    words.asked.clear()
+    words.requests.clear()
     fast = accelerate(chain, pool=fakes, bind={words: "embedder"})
     assert call(fast, way) == expected and len(expected) == 2
-    assert not words.asked
+    assert not words.requests
     assert retriever.vectorstore is store and store.embedding is words
     trace = fast.last_trace()
     assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["embedder"]
@@ -205,10 +205,10 @@ def test_store_subclass_embeds_on_the_engine(fakes: EnginePool, search_type: str
     store.add_texts(["A POOL", "an engine"])
     chain = store.as_retriever(search_type=search_type) | RunnableLambda(len)
     expected = chain.invoke("a pool")
-    words.asked.clear()
+    words.requests.clear()
 
     assert accelerate(chain, pool=fakes, bind={words: "embedder"}).invoke("a pool") == expected
-    assert not words.asked
+    assert not words.requests
 
 
 def test_bind_raises_for_unknown_engine_object_or_missing_pool(fakes: EnginePool) -> None:

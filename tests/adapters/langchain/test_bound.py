@@ -49,14 +49,14 @@ class Provider(Chat):
 
 class Words(Embeddings):
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def embed_documents(self, texts: list[str], chunk_size: int | None = None) -> list[list[float]]:
-        self.asked += texts
+        self.requests += texts
         return [list(embed_words(text, "document")) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        self.asked.append(text)
+        self.requests.append(text)
         return list(embed_words(text))
 
 
@@ -77,7 +77,7 @@ def server() -> Iterator[Stub]:
 
 @pytest.fixture
 def stub(server: Stub) -> Stub:
-    server.asked.clear()
+    server.requests.clear()
     return server
 
 
@@ -95,7 +95,7 @@ def chat(stub: Stub, **options: Any) -> ChatOpenAI:
 
 def request_bodies(stub: Stub) -> list[dict[str, Any]]:
     """Bodies of requests, without what says how an answer is sent."""
-    bodies = (body for path, body in stub.asked if path.endswith("completions"))
+    bodies = (body for path, body in stub.requests if path.endswith("completions"))
     return [{k: v for k, v in body.items() if k not in ("stream", "stream_options")} for body in bodies]
 
 
@@ -302,9 +302,9 @@ def test_bound_embeddings_keep_their_class_and_use_the_engine(fakes: EnginePool)
     assert made.embed_query("x") == mine.embed_query("x")
     assert made.embed_documents(["x"], 5) == mine.embed_documents(["x"])
     assert asyncio.run(made.aembed_query("x")) == mine.embed_query("x")
-    mine.asked.clear()
+    mine.requests.clear()
     assert [one.page_content for one in store.similarity_search("a pool", k=1)] == ["a pool of engines"]
-    assert not mine.asked
+    assert not mine.requests
 
 
 def test_binding_again_returns_same_object_or_raises_for_other_engine(fakes: EnginePool) -> None:

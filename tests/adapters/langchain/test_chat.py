@@ -32,7 +32,7 @@ def pool(llm_pool):
 
 
 def assert_sampling(llm: Any, **sampling: Any) -> None:
-    assert llm.asked[-1].sampling == Sampling(**sampling)
+    assert llm.requests[-1].sampling == Sampling(**sampling)
 
 
 def test_chat_teola_converts_message_roles_and_text_parts(pool, llm):
@@ -47,7 +47,7 @@ def test_chat_teola_converts_message_roles_and_text_parts(pool, llm):
             HumanMessage([{"type": "text", "text": "two "}, "parts"]),
         ]
     )
-    assert llm.asked[-1].prompt.messages == (
+    assert llm.requests[-1].prompt.messages == (
         Message("system", "be kind"),
         Message("user", "hello"),
         Message("assistant", 'thinking\n{"name": "add", "arguments": {"a": 1}}'),
@@ -65,7 +65,7 @@ def test_chat_teola_raises_for_images_unknown_roles_and_no_messages(pool, llm):
         ChatTeola(pool=pool).invoke([ChatMessage(role="narrator", content="x")])
     with pytest.raises(RegistrationError, match="no messages"):
         ChatTeola(pool=pool).invoke([])
-    assert llm.asked == []
+    assert llm.requests == []
 
 
 def test_sampling_options_of_call_override_binding_and_model(pool, llm):
@@ -105,7 +105,7 @@ def test_errors_of_wrong_arguments_name_the_argument(pool, llm):
         ChatTeola(pool=pool, engine="lmm")
     with pytest.raises(ValueError, match="tempreature"):
         ChatTeola(pool=pool, tempreature=1.0)
-    assert llm.asked == []
+    assert llm.requests == []
 
 
 def test_invoke_returns_message_with_usage_and_metadata(pool, llm):
@@ -186,7 +186,7 @@ def test_structured_output_returns_parsed_or_raw_result(pool, llm):
     llm.answer = lambda request: '{"queries": ["a", "b"]}' if request.sampling.json_schema else "free"
     model = ChatTeola(pool=pool)
     assert model.with_structured_output(Queries).invoke("x") == Queries(queries=["a", "b"])
-    assert json.loads(llm.asked[-1].sampling.json_schema) == Queries.model_json_schema()
+    assert json.loads(llm.requests[-1].sampling.json_schema) == Queries.model_json_schema()
     assert model.with_structured_output(Queries.model_json_schema()).invoke("x") == {"queries": ["a", "b"]}
     raw = model.with_structured_output(Queries, include_raw=True).invoke("x")
     assert raw["parsed"] == Queries(queries=["a", "b"]) and raw["parsing_error"] is None
@@ -207,7 +207,7 @@ def test_chat_leaf_builds_the_payload_of_the_call(pool, llm, kwargs, asking):
     leaf = model.__teola_leaf__(kwargs)
     expected = leaf.payload(asking)
     message = model.invoke(asking, **kwargs)
-    assert llm.asked == [expected] and isinstance(expected, Generate)
+    assert llm.requests == [expected] and isinstance(expected, Generate)
     assert leaf.engine == "llm"
     prompt = ChatPromptTemplate.from_messages([("system", "s"), ("human", "{x}")]).invoke({"x": "t"})
     assert leaf.payload(prompt) == leaf.payload(prompt.to_messages())
@@ -217,7 +217,7 @@ def test_chat_leaf_builds_the_payload_of_the_call(pool, llm, kwargs, asking):
 def llm_answer(llm: Any) -> Any:
     from teola_plugin.requests.payloads import Generation
 
-    text = llm.answer(llm.asked[-1])
+    text = llm.answer(llm.requests[-1])
     return Generation(text, "stop", 7, len(text.split(" ")), 3)
 
 
@@ -278,8 +278,8 @@ async def test_chat_calls_join_the_ambient_query(pool, llm, monkeypatch):
 async def test_teola_llm_returns_and_streams_text(pool, llm):
     model = TeolaLLM(pool=pool, max_tokens=4)
     assert model.invoke("hi there") == "you said: hi there"
-    assert llm.asked == [Generate(Prompt(text="hi there"), Sampling(max_tokens=4))]
-    assert llm.asked == [model.__teola_leaf__({}).payload("hi there")]
+    assert llm.requests == [Generate(Prompt(text="hi there"), Sampling(max_tokens=4))]
+    assert llm.requests == [model.__teola_leaf__({}).payload("hi there")]
     assert "".join(model.stream("hi")) == model.invoke("hi")
     assert "".join([part async for part in model.astream("hi")]) == await model.ainvoke("hi")
     assert model.generate(["a", "b"]).generations[1][0].generation_info["finish_reason"] == "stop"

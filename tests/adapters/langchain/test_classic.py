@@ -64,7 +64,7 @@ class Model:
     profile = EngineProfile(batching=Batching.CONTINUOUS)
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.together = 1
         self.open = 0
 
@@ -93,7 +93,7 @@ class Model:
             await asyncio.sleep(0.002)
         for request in batch:
             text = request.payload.prompt.flat()
-            self.asked[text] += 1
+            self.requests[text] += 1
             if self.open < self.together:
                 yield Failed(request.id, EngineError(f"only {self.open} requests came together"))
             else:
@@ -111,20 +111,20 @@ def _says(prompt: str) -> str:
 class Embedder(FakeEmbedder):
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[Any] = Counter()
+        self.requests: Counter[Any] = Counter()
 
     def _value(self, request: Request) -> tuple[float, ...]:
-        self.asked[request.payload] += 1
+        self.requests[request.payload] += 1
         return super()._value(request)
 
 
 class Reranker(FakeReranker):
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[Any] = Counter()
+        self.requests: Counter[Any] = Counter()
 
     def _value(self, request: Request) -> float:
-        self.asked[request.payload] += 1
+        self.requests[request.payload] += 1
         return super()._value(request)
 
 
@@ -138,12 +138,12 @@ class Kit:
 
     def clear(self) -> None:
         for engine in (self.llm, self.embedder, self.reranker):
-            engine.asked.clear()
+            engine.requests.clear()
         self.llm.together, self.llm.open = 1, 0
 
     @property
-    def asked(self) -> list[Counter[Any]]:
-        return [Counter(self.llm.asked), Counter(self.embedder.asked), Counter(self.reranker.asked)]
+    def requests(self) -> list[Counter[Any]]:
+        return [Counter(self.llm.requests), Counter(self.embedder.requests), Counter(self.reranker.requests)]
 
     @property
     def chat(self) -> ChatTeola:
@@ -272,12 +272,12 @@ def test_classic_chain_gives_the_same_result_with_no_repeated_request(
     make, given = CHAINS[name]
     chain = make(kit)
     kit.clear()
-    plain, expected_requests = called(chain, given, way), kit.asked
+    plain, expected_requests = called(chain, given, way), kit.requests
     kit.clear()
     fast = accelerate(chain, pool=kit.pool)
     assert {row.level for row in fast.report().parts} == {"lowered"}, str(fast.report().parts)
     assert called(fast, given, way) == plain
-    for before, after in zip(expected_requests, kit.asked, strict=True):
+    for before, after in zip(expected_requests, kit.requests, strict=True):
         assert set(after) == set(before) and all(after[one] <= before[one] for one in after)
     trace = fast.last_trace()
     assert trace is not None and trace.wasted() == (0, 0)
@@ -310,12 +310,12 @@ def test_requests_for_list_items_overlap_in_classic_chains(kit: Kit, name: str) 
     chain = make(kit)
     kit.clear()
     expected = chain.invoke(given)
-    expected_requests = Counter(kit.llm.asked)
+    expected_requests = Counter(kit.llm.requests)
     kit.clear()
     kit.llm.together = items
     fast = accelerate(chain, pool=kit.pool)
     assert fast.gains and fast.invoke(given) == expected
-    assert kit.llm.asked == expected_requests
+    assert kit.llm.requests == expected_requests
 
 
 def test_map_reduce_chain_prefetches_its_first_requests(kit: Kit) -> None:
@@ -328,7 +328,7 @@ def test_map_reduce_chain_prefetches_its_first_requests(kit: Kit) -> None:
     kit.clear()
     for way in ("invoke", "ainvoke"):
         assert called(accelerate(behind, pool=kit.pool), given, way).content == plain
-    assert set(kit.llm.asked.values()) == {2}
+    assert set(kit.llm.requests.values()) == {2}
 
 
 def test_classic_chain_raises_the_errors_of_the_original(kit: Kit, always_ahead: None) -> None:

@@ -53,7 +53,7 @@ def test_model_whose_answers_depend_on_call_order_is_not_prefetched() -> None:
 @pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 0.0}])
 def test_equal_generation_requests_stay_separate(llm_pool: Any, llm: Any, options: dict[str, Any]) -> None:
     two_answers(llm_pool, **options).invoke({"question": "any"})
-    requests = [(one.prompt.flat(), one.sampling.temperature) for one in llm.asked]
+    requests = [(one.prompt.flat(), one.sampling.temperature) for one in llm.requests]
     assert requests.count(("user: A number: any\nassistant:", options["temperature"])) == 2 and len(requests) == 3
 
 

@@ -237,7 +237,7 @@ def test_calls_after_a_passed_check_overlap(way: str) -> None:
     ledger = Ledger(meet=2)
     ledger.look = allowed.is_set
     assert observe(accelerate(chain(ledger)), way, QUESTION) == plain
-    assert ledger.most == 2 and ledger.variables == [True, True]
+    assert ledger.most_at_once == 2 and ledger.variables == [True, True]
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -246,7 +246,7 @@ def test_calls_after_a_parser_that_cannot_fail_are_prefetched(way: str) -> None:
     first = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger) | CommaSeparatedListOutputParser()
     chain = assign(a=first) | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
     observe(accelerate(chain), way, QUESTION)
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

@@ -415,7 +415,7 @@ def stub() -> Iterator[Stub]:
 
 def requests_of(stub: Stub, app: Any, way: str) -> tuple[str, list[str], int]:
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
-    stub.asked.clear()
+    stub.requests.clear()
     answers.most_at_once = 0
     result = outcome_of(app, way).result
     time.sleep(0.03)

@@ -101,11 +101,11 @@ def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: St
     )
     chain = load_summarize_chain(model, chain_type="map_reduce", token_max=9000)
     documents = {"input_documents": [Document(f"slowly {i}") for i in range(4)]}
-    stub.asked.clear()
+    stub.requests.clear()
     stub.go.set()
     expected = chain.invoke(documents)
-    plain = sorted(str(body) for _, body in stub.asked)
-    stub.asked.clear()
+    plain = sorted(str(body) for _, body in stub.requests)
+    stub.requests.clear()
     stub.go.clear()
     with ThreadPoolExecutor(1) as caller:
         found = caller.submit(accelerate(chain).invoke, documents)
@@ -113,13 +113,13 @@ def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: St
         stub.go.set()
         assert found.result() == expected
     assert together
-    assert sorted(str(body) for _, body in stub.asked) == plain
+    assert sorted(str(body) for _, body in stub.requests) == plain
 
 
 def _there(stub: Stub, requests: int) -> bool:
     """Whether so many requests come before any is answered."""
     for _ in range(300):
-        if len(stub.asked) >= requests:
+        if len(stub.requests) >= requests:
             return True
         time.sleep(0.01)
     return False

@@ -114,7 +114,7 @@ def test_call_with_arguments_sends_one_request(llm_pool: EnginePool, llm: Script
     fast.invoke(QUESTION, stop=["x"], max_tokens=3)
     fast.bind(max_tokens=4).invoke(QUESTION)
     RunnableLambda(lambda text: fast.invoke(text, max_tokens=5)).invoke(QUESTION)
-    assert [request.sampling.max_tokens for request in llm.asked] == [3, 4, 5]
+    assert [request.sampling.max_tokens for request in llm.requests] == [3, 4, 5]
 
 
 def test_accelerated_model_in_an_accelerated_chain_is_lowered(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
@@ -123,7 +123,7 @@ def test_accelerated_model_in_an_accelerated_chain_is_lowered(llm_pool: EnginePo
     whole = accelerate(chain)
     assert [row.level for row in whole.report().parts.nodes] == ["lowered"] * 6
     assert whole.invoke({"question": "a"}) == chain.invoke({"question": "a"})
-    assert len(llm.asked) == 4, "each party of a query asks once, and what was asked early is claimed"
+    assert len(llm.requests) == 4, "each party of a query asks once, and what was asked early is claimed"
 
 
 def test_accelerated_model_in_user_code_joins_the_live_query(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
@@ -132,7 +132,7 @@ def test_accelerated_model_in_user_code_joins_the_live_query(llm_pool: EnginePoo
     whole.invoke(QUESTION)
     trace = whole.last_trace()
     assert trace is not None and [span.engine for span in trace.spans if span.engine] == ["llm"]
-    assert len(llm.asked) == 1 and fast.last_trace() is None
+    assert len(llm.requests) == 1 and fast.last_trace() is None
 
 
 def test_accelerated_model_shares_its_state_with_the_original(fakes: EnginePool) -> None:

@@ -152,8 +152,8 @@ def test_calls_of_independent_steps_overlap(way: str) -> None:
     alone, ledger = Ledger(), Ledger(meet=3 * inputs)
     plain = observe(three_assigns(alone), way, QUESTION)
     accelerated = observe(accelerate(three_assigns(ledger)), way, QUESTION)
-    assert alone.most <= inputs
-    assert ledger.most == 3 * inputs
+    assert alone.most_at_once <= inputs
+    assert ledger.most_at_once == 3 * inputs
     assert accelerated == plain
     assert ledger.calls == alone.calls
 
@@ -166,7 +166,7 @@ def test_sync_model_gets_one_call_at_a_time(way: str) -> None:
     fast = accelerate(chain)
     for _ in range(10 if LONG else 3):
         assert observe(fast, way, QUESTION).result == observe(chain, way, QUESTION).result
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1
 
 
 @pytest.mark.parametrize(("most", "seen"), [(1, 1), (2, 2)])
@@ -176,7 +176,7 @@ def test_max_concurrency_bounds_prefetched_calls(way: str, most: int, seen: int)
     fast = accelerate(three_assigns(ledger))
     for _ in range(5):
         observe(fast, way, QUESTION, max_concurrency=most)
-    assert ledger.most <= seen
+    assert ledger.most_at_once <= seen
     assert (fast.last_trace() is None) == (most == 1)  # one at a time leaves nothing to gain: the original runs
 
 
@@ -189,7 +189,7 @@ def test_bound_max_concurrency_limits_prefetched_calls(way: str, most: int, seen
     for _ in range(5):
         observe(fast, way, QUESTION)
 
-    assert ledger.most == seen
+    assert ledger.most_at_once == seen
 
 
 def test_max_concurrency_of_a_call_overrides_the_bound_one() -> None:
@@ -198,7 +198,7 @@ def test_max_concurrency_of_a_call_overrides_the_bound_one() -> None:
 
     observe(fast, "ainvoke", QUESTION, max_concurrency=3)
 
-    assert ledger.most == 3
+    assert ledger.most_at_once == 3
 
 
 def test_max_concurrency_bounds_batch_as_completed() -> None:
@@ -206,7 +206,7 @@ def test_max_concurrency_bounds_batch_as_completed() -> None:
     fast = accelerate(three_assigns(ledger))
     done = dict(fast.batch_as_completed([QUESTION] * 4, {"max_concurrency": 2}))
     assert sorted(done) == [0, 1, 2, 3]
-    assert ledger.most <= 2
+    assert ledger.most_at_once <= 2
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -357,7 +357,7 @@ async def test_astream_events_prefetches_and_gives_the_originals_events() -> Non
         return sorted([f"{e['event']} {e['name']} {e['tags']}" async for e in one.astream_events(QUESTION)])
 
     assert await events(fast) == await events(chain)
-    assert ledger.most > 1
+    assert ledger.most_at_once > 1
 
     def inside(one: Chain) -> Chain:
         async def call(x: Any) -> Any:
@@ -493,7 +493,7 @@ def test_user_models_and_pool_models_overlap_in_one_chain(way: str) -> None:
         fast = accelerate(chain(ledger))
         assert fast._prefetch_plan.pool is pool
         assert observe(fast, way, QUESTION) == plain
-        assert ledger.calls == alone.calls and ledger.most == 3
+        assert ledger.calls == alone.calls and ledger.most_at_once == 3
         trace = fast.last_trace()
         assert trace is not None and {s.engine for s in trace.spans} >= {"wrapped", "llm"}
 

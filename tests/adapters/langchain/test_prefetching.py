@@ -101,7 +101,7 @@ def test_prefetched_provider_calls_equal_the_originals_and_overlap(entry: str) -
 
     assert result == expected
     assert fast.calls == plain.calls
-    assert fast.most >= 2
+    assert fast.most_at_once >= 2
 
 
 def test_first_chunk_reaches_the_caller_before_the_model_ends() -> None:
@@ -143,15 +143,15 @@ def test_model_with_overridden_invoke_is_not_prefetched() -> None:
 
 def test_rate_limiter_is_acquired_once_per_call() -> None:
     class Counting(InMemoryRateLimiter):
-        asked = 0
+        calls = 0
 
         def acquire(self, *, blocking: bool = True) -> bool:
-            Counting.asked += 1
+            Counting.calls += 1
             return True
 
     server = Server()
     accelerate(three_questions(server, lambda **fields: Model(rate_limiter=Counting(), **fields))).invoke(INPUT)
-    assert Counting.asked == 3
+    assert Counting.calls == 3
 
 
 def test_call_site_with_wasted_prefetch_is_no_longer_prefetched() -> None:
@@ -186,10 +186,10 @@ def test_uninstall_stops_prefetching_until_the_next_accelerate() -> None:
     fast = accelerate(chain)
     uninstall()
     assert fast.invoke(INPUT) == chain.invoke(INPUT)
-    assert server.most == 1
+    assert server.most_at_once == 1
     accelerate(chain)
     fast.invoke(INPUT)
-    assert server.most == 2
+    assert server.most_at_once == 2
 
 
 async def test_ended_and_cancelled_queries_leave_no_live_scope() -> None:

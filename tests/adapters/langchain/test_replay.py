@@ -132,7 +132,7 @@ def test_run_trees_with_a_claimed_call_equal_the_originals(name: str, way: str) 
     assert fast._prefetch_plan is not None
     assert tree_of(fast, way) == plain
     assert ledger.calls == alone.calls
-    assert alone.most == 1 and ledger.most == 2
+    assert alone.most_at_once == 1 and ledger.most_at_once == 2
 
 
 class Everything(BaseCallbackHandler):
@@ -190,7 +190,7 @@ def test_events_below_a_claimed_call_equal_the_originals(way: str) -> None:
 
     plain = seen(chain_of(alone, rewriting(alone)))
     assert seen(accelerate(chain_of(ledger, rewriting(ledger)))) == plain
-    assert ledger.most == 2 and any("custom said" in one for one in plain)
+    assert ledger.most_at_once == 2 and any("custom said" in one for one in plain)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -214,7 +214,7 @@ async def test_handlers_get_the_events_of_a_claimed_call_in_order(base: type[Any
 
     ledger = Ledger(meet=2)
     await accelerate(chain_of(ledger, SECONDS["streaming"](ledger))).ainvoke(QUESTION, {"callbacks": [Handler()]})
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
     assert [one for one in events if one] == ["start", "end", "start", "so ", "it ", "is", "end"]
 
 
@@ -225,7 +225,7 @@ def test_unclaimed_call_sends_no_events(way: str) -> None:
     chain = RunnablePassthrough.assign(a=failing).assign(b=ask("b {question}", Chat(ledger=ledger)))
     handler = Everything()
     assert call(accelerate(chain), way, {"callbacks": [handler]}) == "down"
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
     assert [one.split()[0] for one in handler.seen] == ["model"]
 
 
@@ -254,7 +254,7 @@ def test_usage_of_a_claimed_call_is_counted_once() -> None:
     fast = accelerate(chain.assign(b=ask("b {question}", Counting(ledger=ledger))))
     with get_usage_metadata_callback() as usage:
         fast.invoke(QUESTION)
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
     assert usage.usage_metadata["own"]["total_tokens"] == 10
 
 
@@ -271,7 +271,7 @@ def test_claimed_call_has_tags_of_a_custom_callback_manager(way: str) -> None:
 
     alone, ledger = Ledger(), Ledger(meet=2)
     assert seen(accelerate(chain_of(ledger, SECONDS["tags"](ledger)))) == seen(chain_of(alone, SECONDS["tags"](alone)))
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
 
 
 def test_collect_runs_gets_runs_below_a_claimed_call() -> None:
@@ -309,4 +309,4 @@ def test_debug_output_turns_off_prefetching(capsys: pytest.CaptureFixture[str]) 
     finally:
         set_debug(False)
     assert capsys.readouterr().out.count("Entering LLM run") == 2
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1

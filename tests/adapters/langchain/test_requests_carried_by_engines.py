@@ -11,7 +11,7 @@ import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from langchain_openai import ChatOpenAI
-from support.deadlines import HOURS, passing
+from support.deadlines import HOURS, expire_deadlines_when
 from support.openai_stub import MODEL, Stub, openai_stub
 from support.recording import arrivals
 
@@ -41,7 +41,7 @@ def server() -> Iterator[Stub]:
 
 @pytest.fixture
 def stub(server: Stub) -> Stub:
-    server.asked.clear()
+    server.requests.clear()
     server.headers.clear()
     server.go.clear()
     return server
@@ -88,13 +88,13 @@ def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EngineP
     WAYS[way](chain, None)
     fast = accelerate(chain, pool=pool, bind=[(one, "llm")])
     WAYS[way](fast, None)
-    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.asked)
+    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.requests)
     assert carried == plain and carried[0][1]["image_url"]["url"] == picture["image_url"]["url"]
 
 
 def _sent(stub: Stub) -> set[tuple[str, str | None, str | None]]:
     """Of each request: its path, its key and its team."""
-    paths = [path for path, _ in stub.asked]
+    paths = [path for path, _ in stub.requests]
     return {(p, h.get("authorization"), h.get("x-team")) for p, h in zip(paths, stub.headers, strict=True)}
 
 
@@ -110,12 +110,12 @@ def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: En
         ("/v1/chat/completions", "Bearer first", "a"),
         ("/v1/chat/completions?region=north", "Bearer second", None),
     }
-    stub.asked.clear()
+    stub.requests.clear()
     stub.headers.clear()
     seen = arrivals(pool)
     fast = accelerate(chain, pool=pool, bind=[(one, "llm"), (two, "llm")])
     made = WAYS[way](fast, None)
-    assert _sent(stub) == expected and len(stub.asked) == 2 and len(seen) >= 2
+    assert _sent(stub) == expected and len(stub.requests) == 2 and len(seen) >= 2
     if way in ("invoke", "ainvoke"):
         assert [made[key].content for key in made] == [plain[key].content for key in plain]
 
@@ -127,7 +127,7 @@ def test_request_to_another_address_skips_the_engine(pool: EnginePool, stub: Stu
     served.root_client.base_url = stub.base_url.replace("/v1", "/other/v1")
     seen = arrivals(pool)
     served.invoke("hello")
-    assert [path for path, _ in stub.asked] == ["/other/v1/chat/completions"] and seen == []
+    assert [path for path, _ in stub.requests] == ["/other/v1/chat/completions"] and seen == []
 
 
 def test_headers_of_a_custom_http_client_are_sent(pool: EnginePool, stub: Stub) -> None:
@@ -190,9 +190,9 @@ def test_url_credentials_appear_in_no_error_trace_or_log(stub: Stub, caplog: pyt
 def test_request_past_its_deadline_is_not_retried(way: str, pool: EnginePool, stub: Stub) -> None:
     own = model(stub)
     fast = accelerate(asking("slowly", own), pool=pool, bind=[(own, "llm")])
-    with passing(pool, lambda: stub.asked), pytest.raises(QueryTimeout, match="deadline"):
+    with expire_deadlines_when(pool, lambda: stub.requests), pytest.raises(QueryTimeout, match="deadline"):
         WAYS[way](fast, {"configurable": {"teola_deadline_s": HOURS}})
-    assert len(stub.asked) == 1
+    assert len(stub.requests) == 1
 
 
 OURS: dict[str, TeolaError] = {
@@ -226,7 +226,7 @@ def test_error_of_the_pool_reaches_the_caller_without_retry(
     monkeypatch.setattr(pool, "call", failing)
     with pytest.raises(type(OURS[name])) as raised:
         WAYS[way](fast, None)
-    assert raised.value is OURS[name] and calls == 1 and stub.asked == []
+    assert raised.value is OURS[name] and calls == 1 and stub.requests == []
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
@@ -238,7 +238,7 @@ def test_client_sends_request_if_engine_stopped_or_pool_closed(way: str, stub: S
         pool.admin("llm", "stop").result(30)
         stopped = WAYS[way](fast, None)
     closed = WAYS[way](fast, None)
-    assert len(stub.asked) == 2 and _content(stopped) == _content(closed) == _content(WAYS[way](chain, None))
+    assert len(stub.requests) == 2 and _content(stopped) == _content(closed) == _content(WAYS[way](chain, None))
 
 
 def _content(value: Any) -> str:

@@ -136,33 +136,33 @@ def test_model_created_in_function_claims_call_of_equal_model(stub: Stub, name: 
     create, kwargs = CREATED[name]
     chain = RunnableLambda(lambda question: create(stub).invoke(question))
     expected = chain.invoke(QUESTION)
-    before = len(stub.asked)
+    before = len(stub.requests)
 
     with prefetched(PartCall(openai(stub), QUESTION, kwargs)):
-        wait_for_calls(before + 1, lambda: len(stub.asked))
+        wait_for_calls(before + 1, lambda: len(stub.requests))
         result = chain.invoke(QUESTION)
 
     assert result.content == expected.content
     assert result.response_metadata == expected.response_metadata
-    assert len(stub.asked) == before + 1
+    assert len(stub.requests) == before + 1
 
 
 def test_call_with_bound_tools_claims_only_a_request_with_tools(stub: Stub) -> None:
     bound = openai(stub).bind_tools([lookup])
     chain = RunnableLambda(lambda question: openai(stub).bind_tools([lookup]).invoke(question))
-    before = len(stub.asked)
+    before = len(stub.requests)
     with prefetched(PartCall(bound, QUESTION, {}), PartCall(openai(stub), QUESTION, {})):
-        wait_for_calls(before + 2, lambda: len(stub.asked))
+        wait_for_calls(before + 2, lambda: len(stub.requests))
         chain.invoke(QUESTION)
-    assert len(stub.asked) == before + 2
+    assert len(stub.requests) == before + 2
 
 
 def test_model_with_other_settings_does_not_claim_the_call(stub: Stub) -> None:
-    before = len(stub.asked)
+    before = len(stub.requests)
     with prefetched(PartCall(openai(stub), QUESTION, {})):
-        wait_for_calls(before + 1, lambda: len(stub.asked))
+        wait_for_calls(before + 1, lambda: len(stub.requests))
         openai(stub, max_tokens=3).invoke(QUESTION)
-    assert len(stub.asked) == before + 2
+    assert len(stub.requests) == before + 2
 
 
 def test_async_call_does_not_claim_a_sync_call() -> None:
@@ -487,14 +487,14 @@ def test_request_in_every_form_is_claimed_by_an_equal_model(name: str, entry: st
     """The model that claims is made in the function; an equal one made the call."""
     with openai_stub(_answer) as stub:
         expected = observe(SERVED[name](stub), entry, QUESTION)
-        sent = list(stub.asked)
+        sent = list(stub.requests)
         calls = calls_of(SERVED[name](stub), entry)
-        stub.asked.clear()
+        stub.requests.clear()
 
         outcome = outcome_of_claims(SERVED[name](stub), entry, calls)
 
     assert outcome == expected
-    assert stub.asked == sent
+    assert stub.requests == sent
     assert len(sent) == 1
 
 

@@ -48,7 +48,7 @@ def server() -> Iterator[Stub]:
 
 @pytest.fixture
 def stub(server: Stub) -> Stub:
-    server.asked.clear()
+    server.requests.clear()
     server.headers.clear()
     return server
 
@@ -95,12 +95,12 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_engines_auto_serves_the_models_of_a_chain(stub: Stub, embeddings: Any, way: str) -> None:
     chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
-    plain, sent = WAYS[way](chain), list(stub.asked)
+    plain, sent = WAYS[way](chain), list(stub.requests)
     fast = accelerate(chain, engines="auto")
     assert {type(one.obj).__name__ for one in fast.serving.bound} == {"HuggingFaceEmbeddings", "ChatOpenAI"}
-    stub.asked.clear()
+    stub.requests.clear()
     assert WAYS[way](fast) == plain
-    assert stub.asked == sent, "the very requests of the plain object, and no other"
+    assert stub.requests == sent, "the very requests of the plain object, and no other"
     trace = fast.last_trace()
     assert {span.engine for span in trace.spans} >= {name for _, name in fast.serving.bind}
 
@@ -110,17 +110,17 @@ def test_engines_auto_sends_no_extra_requests(stub: Stub, embeddings: Any) -> No
     llm = model(stub)
     retriever = MultiQueryRetriever.from_llm(store_of(embeddings).as_retriever(search_kwargs={"k": 1}), llm)
     both = RunnableParallel(a=rag(retriever, llm), b=asking("b", llm)) | (lambda x: x["a"] + x["b"])
-    plain, sent = both.invoke(QUESTION), sorted(map(str, stub.asked))
-    stub.asked.clear()
+    plain, sent = both.invoke(QUESTION), sorted(map(str, stub.requests))
+    stub.requests.clear()
     fast = accelerate(both, engines="auto")
     assert fast.invoke(QUESTION) == plain
-    assert sorted(map(str, stub.asked)) == sent
+    assert sorted(map(str, stub.requests)) == sent
 
 
 def test_engines_auto_sends_nothing_before_the_first_call(stub: Stub) -> None:
     gone = model(stub, base_url="http://127.0.0.1:9/v1")
     fast = accelerate(asking("gone", gone), engines="auto")
-    assert [one.obj for one in fast.serving.bound] == [gone] and not stub.asked
+    assert [one.obj for one in fast.serving.bound] == [gone] and not stub.requests
     with pytest.raises(Exception, match="Connection error") as plain:
         asking("gone", gone).invoke(QUESTION)
     with pytest.raises(Exception, match="Connection error") as ours:
@@ -242,14 +242,14 @@ async def test_a_graph_whose_nodes_create_their_models_is_served(stub: Stub) -> 
     graph.add_edge("function", END)
     plain = graph.compile()
     expected = await plain.ainvoke(QUESTION)
-    stub.asked.clear()
+    stub.requests.clear()
 
     fast = accelerate(plain, engines="auto")
     assert await fast.ainvoke(QUESTION) == expected
     seen = arrivals(PROCESS.pool)  # type: ignore[arg-type]
     assert await fast.ainvoke(QUESTION) == expected
 
-    assert len(seen) == 1 and len(stub.asked) == 2
+    assert len(seen) == 1 and len(stub.requests) == 2
 
 
 def test_models_of_graph_nodes_are_served(stub: Stub) -> None:
@@ -300,7 +300,7 @@ def test_engines_dedicated_enables_prefix_caching(stub: Stub) -> None:
     fast = accelerate(asking("a", model(stub)), engines="dedicated")
     [bound] = fast.serving.bound
     assert fast.serving.pool.profiles[bound.engine].prefix_caching
-    paths = [path for path, _ in stub.asked]
+    paths = [path for path, _ in stub.requests]
     assert paths, "it was tried out"
     assert fast.invoke(QUESTION) == asking("a", model(stub)).invoke(QUESTION)
 

@@ -24,7 +24,7 @@ from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import Field
-from support.event_order import Order
+from support.event_order import EventOrder
 from support.own_composites import (
     COMPOSITES,
     OWN,
@@ -51,7 +51,7 @@ def test_composite_runs_three_calls_at_once(make: Callable[[Ledger], Chain]) -> 
     plain, fast = Ledger(), Ledger(meet=3)
     expected = make(plain).invoke("q")
     assert accelerate(make(fast), concurrent=OWN).invoke("q") == expected
-    assert (plain.most, fast.most >= 3) == (1, True)
+    assert (plain.most_at_once, fast.most_at_once >= 3) == (1, True)
     assert fast.calls == plain.calls
 
 
@@ -70,11 +70,11 @@ def both(make: Callable[[Ledger], Chain], **options: Any) -> tuple[Chain, Chain]
 def test_composite_sends_events_in_order_and_on_the_original_thread(make: Callable[[Ledger], Chain]) -> None:
     if make is texts:
         pytest.skip("`.map()` tells of its items in the order of a race, in the plain object too")
-    plain, fast = Order(), Order()
+    plain, fast = EventOrder(), EventOrder()
     one, other = both(make)
     one.invoke("q", {"callbacks": [plain], "tags": ["mine"], "metadata": {"n": 1}})
     other.invoke("q", {"callbacks": [fast], "tags": ["mine"], "metadata": {"n": 1}})
-    assert fast.heard == plain.heard
+    assert fast.events == plain.events
     assert fast.threads == plain.threads
 
 
@@ -82,14 +82,14 @@ def test_composite_sends_events_in_order_and_on_the_original_thread(make: Callab
 def test_speculate_off_keeps_composite_calls_sequential(make: Callable[[Ledger], Chain]) -> None:
     ledger = Ledger(jitter=0.002)
     accelerate(make(ledger), concurrent=OWN, speculate="off").invoke("q")
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1
 
 
 @every
 def test_composite_without_concurrent_option_stays_sequential(make: Callable[[Ledger], Chain]) -> None:
     ledger = Ledger(jitter=0.002)
     accelerate(make(ledger)).invoke("q")
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1
 
 
 @every
@@ -100,7 +100,7 @@ def test_max_concurrency_bounds_composite_calls(make: Callable[[Ledger], Chain],
     plain, fast = Ledger(jitter=0.004), Ledger(jitter=0.004)
     make(plain).invoke("q", {"max_concurrency": most})
     accelerate(make(fast), concurrent=OWN).invoke("q", {"max_concurrency": most})
-    assert fast.most <= max(1, plain.most)
+    assert fast.most_at_once <= max(1, plain.most_at_once)
 
 
 @every
@@ -108,7 +108,7 @@ def test_composite_calls_overlap_in_batch_and_stream(make: Callable[[Ledger], Ch
     for call in (lambda chain: list(chain.stream("q")), lambda chain: chain.batch(["q"])):
         plain, fast = Ledger(), Ledger(meet=3)
         assert call(accelerate(make(fast), concurrent=OWN)) == call(make(plain))
-        assert fast.most >= 3
+        assert fast.most_at_once >= 3
         assert fast.calls == plain.calls
 
 
@@ -122,7 +122,7 @@ def test_concurrent_option_allows_overlapping_calls_of_a_sync_model() -> None:
         for i in (1, 2):
             chain = chain | RunnablePassthrough.assign(**{f"s{i}": prompts[i] | shared})
         accelerate(chain, concurrent=named).invoke({"x": 1})
-        assert (ledger.most, ledger.calls.total()) == (most, 3)
+        assert (ledger.most_at_once, ledger.calls.total()) == (most, 3)
 
 
 # ------------------------------------------------------------ which calls
@@ -164,7 +164,7 @@ def test_ensemble_calls_only_concurrent_retrievers_on_threads() -> None:
     both_ = EnsembleRetriever(retrievers=[here, others[0], here, others[1]], weights=[0.25] * 4)
     accelerate(both_, concurrent=others).invoke("q")
     assert here.seen == {threading.get_ident()}
-    assert ledger.most == 2
+    assert ledger.most_at_once == 2
 
 
 def test_listed_classes_need_no_concurrent_option() -> None:
@@ -192,10 +192,10 @@ def test_accelerate_leaves_the_composite_unchanged() -> None:
 def test_retriever_with_own_callbacks_stays_sequential() -> None:
     ledger = Ledger(jitter=0.002)
     notes = Notes(ledger=ledger)
-    vars(notes)["callbacks"] = [Order()]
+    vars(notes)["callbacks"] = [EventOrder()]
     composite = MultiQueryRetriever.from_llm(notes, Lines())
     accelerate(composite, concurrent=OWN).invoke("q")
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1
 
 
 def test_llm_cache_keeps_composite_calls_sequential() -> None:
@@ -207,7 +207,7 @@ def test_llm_cache_keeps_composite_calls_sequential() -> None:
         accelerate(map_reduce(ledger), concurrent=OWN).invoke("q")
     finally:
         set_llm_cache(None)
-    assert ledger.most == 1
+    assert ledger.most_at_once == 1
 
 
 def test_rate_limiter_is_acquired_as_often_as_in_the_original() -> None:
@@ -257,10 +257,10 @@ class Fails(Notes):
 @pytest.mark.parametrize("at", ["one", "two", "three"])
 def test_failing_composite_raises_the_error_of_the_original(at: str) -> None:
     def failed(chain: Chain) -> tuple[str, list[str]]:
-        order = Order()
+        order = EventOrder()
         with pytest.raises(ValueError, match=f"no {at}") as caught:
             chain.invoke("q", {"callbacks": [order]})
-        return str(caught.value), order.heard
+        return str(caught.value), order.events
 
     ledger = Ledger(jitter=0.005)
     plain = failed(MultiQueryRetriever.from_llm(Fails(at=at), Lines()))
@@ -298,7 +298,7 @@ def test_composite_calls_stay_sequential_if_no_thread_is_free(monkeypatch: pytes
     monkeypatch.setattr("teola_plugin.runtime.threads._threads", DaemonThreads(0))
     ledger = Ledger(jitter=0.002)
     assert accelerate(queries(ledger), concurrent=OWN).invoke("q") == queries(Ledger()).invoke("q")
-    assert (ledger.most, ledger.calls.total()) == (1, 3)
+    assert (ledger.most_at_once, ledger.calls.total()) == (1, 3)
 
 
 def test_idle_threads_are_reused_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,10 +349,10 @@ def test_failing_map_reduce_model_sends_the_events_of_the_original() -> None:
     documents = [Document(f"text {i}") for i in range(3)]
 
     def failed(chain: Chain) -> list[str]:
-        order = Order()
+        order = EventOrder()
         with pytest.raises(ValueError, match="broken"):
             chain.invoke({"input_documents": documents}, {"callbacks": [order]})
-        return order.heard
+        return order.events
 
     chain = load_summarize_chain(Breaks(), chain_type="map_reduce")
     assert failed(accelerate(chain, concurrent=[Breaks])) == failed(chain)

@@ -11,7 +11,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
-from support.event_order import Order
+from support.event_order import EventOrder
 from support.own_composites import (
     OWN,
     Counted,
@@ -84,17 +84,17 @@ def test_messages_of_concurrent_calls_have_the_ids_of_their_runs() -> None:
 
 def test_attributes_set_during_concurrent_calls_stay_on_the_model() -> None:
     class Counts(Chat):
-        asked: int = 0
+        requests: int = 0
 
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            self.asked += 1
+            self.requests += 1
             return super()._generate(messages, stop, run_manager, **kwargs)
 
     model = Counts()
     chain = LLMChain(llm=model, prompt=PromptTemplate.from_template("Of {x}"))
     with side_by_side(model):
         chain.apply([{"x": i} for i in range(4)])
-    assert model.asked == 4
+    assert model.requests == 4
 
 
 # ------------------------------------------------------------ text models on a loop
@@ -104,7 +104,7 @@ def test_async_text_model_overlaps_on_a_loop_without_concurrent_option() -> None
     plain, fast = Ledger(), Ledger(meet=3)
     expected = asyncio.run(texts(plain).ainvoke("q"))
     assert asyncio.run(accelerate(texts(fast)).ainvoke("q")) == expected
-    assert (plain.most, fast.most, fast.calls) == (1, 3, plain.calls)
+    assert (plain.most_at_once, fast.most_at_once, fast.calls) == (1, 3, plain.calls)
 
 
 def test_sync_text_model_overlaps_only_with_concurrent_option() -> None:
@@ -120,7 +120,7 @@ def test_sync_text_model_overlaps_only_with_concurrent_option() -> None:
         chain = PromptTemplate.from_template("Of {x}") | Plain(ledger=ledger)
         fast = accelerate(chain.map(), concurrent=named)
         assert asyncio.run(fast.ainvoke([{"x": 1}, {"x": 2}, {"x": 3}])) == ["Of 1", "Of 2", "Of 3"]
-        assert ledger.most == most
+        assert ledger.most_at_once == most
 
 
 class TellsText(Text):
@@ -136,7 +136,7 @@ class TellsText(Text):
 
 @pytest.mark.parametrize("wrong", ["", "a", "b", "c"])
 def test_tokens_and_errors_of_a_batch_keep_the_originals_order(wrong: str) -> None:
-    class Heard(Order):
+    class Heard(EventOrder):
         def on_llm_new_token(self, token: str, *, run_id: Any, **_: Any) -> None:
             self._hear("token", token)
 
@@ -146,7 +146,7 @@ def test_tokens_and_errors_of_a_batch_keep_the_originals_order(wrong: str) -> No
             found = asyncio.run(model.abatch(["a", "b", "c", "a"], {"callbacks": [order]}))
         except ValueError as error:
             found = str(error)
-        return found, order.heard
+        return found, order.events
 
     before, after = Ledger(), Ledger(jitter=0.01)
     plain = seen(TellsText(wrong=wrong, ledger=before))
@@ -186,7 +186,7 @@ def test_composite_calls_of_graph_nodes_overlap() -> None:
     plain, fast = Ledger(), Ledger(meet=3)
     expected = compiled(plain).invoke({"q": "x"})
     assert accelerate(compiled(fast), concurrent=OWN).invoke({"q": "x"}) == expected
-    assert (fast.most >= 3, fast.calls) == (True, plain.calls)
+    assert (fast.most_at_once >= 3, fast.calls) == (True, plain.calls)
 
 
 def test_streamed_composite_calls_are_prefetched_as_streams() -> None:
@@ -202,7 +202,7 @@ def test_streamed_composite_calls_are_prefetched_as_streams() -> None:
 
     plain, fast = Ledger(), Ledger(meet=3)
     assert seen(accelerate(compiled(fast), concurrent=OWN)) == seen(compiled(plain))
-    assert fast.most >= 3
+    assert fast.most_at_once >= 3
     assert fast.calls == plain.calls
 
 
@@ -223,4 +223,4 @@ def test_calls_of_a_model_without_run_manager_overlap() -> None:
     chain = LLMChain(llm=Untold(ledger=ledger), prompt=PromptTemplate.from_template("Of {x}"))
     with side_by_side(Untold):
         chain.apply([{"x": i} for i in range(3)])
-    assert (ledger.most, ledger.calls.total()) == (3, 3)
+    assert (ledger.most_at_once, ledger.calls.total()) == (3, 3)

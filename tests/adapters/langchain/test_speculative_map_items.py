@@ -131,7 +131,7 @@ def test_list_item_is_requested_while_the_next_item_is_generated(name: str, way:
     llm.writes = writes
     with EnginePool.local([llm]) as pool:
         observe(accelerate(make(pool, ledger), speculate="all"), way, given)
-    assert llm.came == [True, True]
+    assert llm.fulfilled_waits == [True, True]
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off"])

@@ -50,12 +50,12 @@ def calls(message: Any) -> list[tuple[str, Any]]:
 
 def test_bound_tools_are_sent_to_the_engine(model: ChatTeola, llm: Any) -> None:
     model.bind_tools([add, Fact]).invoke("what is 1 + 2?")
-    (request,) = llm.asked
+    (request,) = llm.requests
     assert [one["function"]["name"] for one in json.loads(request.prompt.tools)] == ["add", "Fact"]
     assert not request.sampling.json_schema and "tools: " in request.prompt.flat()
     model.bind_tools([add], tool_choice="none").invoke("what is 1 + 2?")
     model.invoke("what is 1 + 2?")
-    assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
+    assert [one.prompt.tools for one in llm.requests[1:]] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_required_tool_choice_constrains_the_answer_to_a_call(
     llm.answer = lambda request: call("add", a=1, b=2)
     made = model.bind_tools([add, Fact], tool_choice=choice).invoke("what is 1 + 2?")
     assert calls(made) == [("add", {"a": 1, "b": 2})] and made.content == ""
-    schema = json.loads(llm.asked[0].sampling.json_schema)
+    schema = json.loads(llm.requests[0].sampling.json_schema)
     assert [one["properties"]["name"]["enum"] for one in schema.get("anyOf", [schema])] == [[name] for name in names]
 
 
@@ -139,7 +139,7 @@ def test_schema_definitions_are_moved_to_the_root(model: ChatTeola, llm: Any) ->
     tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
     grow = {"name": "grow", "description": "", "parameters": {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}}
     model.bind_tools([grow, add], tool_choice="any").invoke("hi")
-    schema = json.loads(llm.asked[0].sampling.json_schema)
+    schema = json.loads(llm.requests[0].sampling.json_schema)
     assert schema["$defs"] == {"tree": tree} and "$defs" not in json.dumps(schema["anyOf"]).replace("#/$defs", "")
 
 
@@ -156,7 +156,7 @@ def test_accelerated_chain_with_tools_sends_one_request(model: ChatTeola, llm: A
     chain = prompt | model.bind_tools([Fact], tool_choice="any") | PydanticToolsParser(tools=[Fact])
     fast = accelerate(chain, pool=llm_pool)
     assert fast.invoke({"question": "?"}) == chain.invoke({"question": "?"}) == [Fact(of="sheep")]
-    assert len(llm.asked) == 2
+    assert len(llm.requests) == 2
 
 
 async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
@@ -166,19 +166,19 @@ async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: 
     seen: list[int] = []
 
     def slow(given: Any) -> int:
-        while not llm.asked:  # it has been asked before this function is done
+        while not llm.requests:  # it has been asked before this function is done
             time.sleep(0.001)
-        seen.append(len(llm.asked))
+        seen.append(len(llm.requests))
         return len(seen)
 
     chain = RunnablePassthrough.assign(before=RunnableLambda(slow)) | RunnablePassthrough.assign(first=call_with_tools)
     fast = accelerate(chain | RunnablePassthrough.assign(second=call_with_tools), pool=llm_pool)
     made = fast.invoke({"question": "?"})
-    assert seen[0] and len(llm.asked) == 2 and llm.asked[0].prompt.tools and llm.asked[0].sampling.json_schema
+    assert seen[0] and len(llm.requests) == 2 and llm.requests[0].prompt.tools and llm.requests[0].sampling.json_schema
     assert calls(made["first"]) == calls(made["second"]) == [("Fact", {"of": "sheep"})]
     assert len({message.tool_calls[0]["id"] for message in (made["first"], made["second"])}) == 2
     again = await fast.ainvoke({"question": "?"})
-    assert calls(again["first"]) == [("Fact", {"of": "sheep"})] and len(llm.asked) == 4
+    assert calls(again["first"]) == [("Fact", {"of": "sheep"})] and len(llm.requests) == 4
 
 
 def test_agent_runs_a_tool_and_answers(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
@@ -253,4 +253,4 @@ def test_bound_model_sends_its_openai_tools(llm: Any, llm_pool: EnginePool) -> N
     bound = own.bind(tools=[convert_to_openai_tool(add)], tool_choice={"type": "function", "function": {"name": "add"}})
     chain = ChatPromptTemplate.from_template("{question}") | bound
     made = accelerate(chain, pool=llm_pool, bind=[(own, "llm")]).invoke({"question": "?"})
-    assert calls(made) == [("add", {"a": 1, "b": 2})] and json.loads(llm.asked[0].sampling.json_schema)
+    assert calls(made) == [("add", {"a": 1, "b": 2})] and json.loads(llm.requests[0].sampling.json_schema)

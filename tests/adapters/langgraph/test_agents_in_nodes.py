@@ -147,7 +147,7 @@ def called(stub: Stub, build: Build, change: Callable[[Any], Any], way: str) -> 
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
     graph = change(build(model))
-    stub.asked.clear()
+    stub.requests.clear()
     answers.most_at_once = 0
     if way == "invoke":
         result = graph.invoke({"topic": "oats"})

@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime, tools_condition
 from langgraph.types import Command, interrupt
 from langgraph.types import interrupt as ask
-from support.agents import GIVEN, World, agent, react, world
+from support.agents import INPUT, World, agent, react, world
 from support.writing_llm import call
 
 from teola_plugin.adapters.langgraph.agents.agent_tools import agent_tools, reach, watch_tool_node
@@ -127,7 +127,7 @@ def test_interrupt_before_passed_to_invoke_disables_tool_prefetch(at: World) -> 
     at.writes(call("weather", city="Rome"))
     fast = at.fast(agent(at.model, [reads(at)], checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
-    fast.invoke(GIVEN, config, interrupt_before=["tools"])
+    fast.invoke(INPUT, config, interrupt_before=["tools"])
     assert at.ran == [] and not any(step.is_prefetched for step in fast.last_trace().steps)
     made = fast.invoke(None, config)["messages"]
     assert at.ran == ["Rome"] and made[2].content == "sunny in Rome" and made[-1].content == "done"
@@ -139,7 +139,7 @@ def test_tool_runs_only_after_human_approval(at: World) -> None:
     middleware = [HumanInTheLoopMiddleware(interrupt_on={"weather": True})]
     fast = at.fast(agent(at.model, [reads(at)], middleware=middleware, checkpointer=InMemorySaver()))
     config: Any = {"configurable": {"thread_id": "1"}}
-    assert "__interrupt__" in fast.invoke(GIVEN, config) and at.ran == []
+    assert "__interrupt__" in fast.invoke(INPUT, config) and at.ran == []
     fast.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config)
     assert at.ran == ["Rome"]
 

@@ -197,12 +197,12 @@ class Noting(FakeLLM):
 
     def __init__(self, time_scale: float = 0.02) -> None:
         super().__init__("llm", scaled(rtx3090(), time_scale)["llm"])
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.warmed: list[str] = []
 
     def _job(self, request: Any, run: Any) -> Any:
         if isinstance(request.payload, Generate):
-            self.asked[request.payload.prompt.flat()] += 1
+            self.requests[request.payload.prompt.flat()] += 1
         else:
             self.warmed.append(request.payload.prompt.known_prefix())
         return super()._job(request, run)
@@ -246,10 +246,10 @@ def test_helper_that_changes_data_in_place_keeps_the_requests(
     engine, pool = llm
     graph, seen = compiled(pool, helper), []
     for one in (graph, accelerate(graph)):
-        engine.asked.clear()
+        engine.requests.clear()
         engine.warmed.clear()
         given = copy.deepcopy(GIVEN)
-        seen.append((one.invoke(given), given, engine.asked.copy()))
+        seen.append((one.invoke(given), given, engine.requests.copy()))
     assert seen[0] == seen[1]
     assert all(any(text.startswith(known) for text in seen[0][2]) for known in engine.warmed)
 

@@ -41,12 +41,12 @@ class Noting(FakeLLM):
 
     def __init__(self) -> None:
         super().__init__("llm", scaled(rtx3090(), 0.05)["llm"])
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.warmed = 0
 
     def _job(self, request: Any, run: Any) -> Any:
         if isinstance(request.payload, Generate):
-            self.asked[request.payload.prompt.flat()] += 1
+            self.requests[request.payload.prompt.flat()] += 1
         else:
             self.warmed += 1
         return super()._job(request, run)
@@ -102,9 +102,9 @@ def test_changed_data_is_not_used_in_prefetched_requests(
     fast = accelerate(graph)
 
     def called(one: Any) -> Any:
-        engine.asked.clear()
+        engine.requests.clear()
         engine.warmed = 0
-        return one.invoke({"question": "why?"}), engine.asked.copy()
+        return one.invoke({"question": "why?"}), engine.requests.copy()
 
     for style in ("plain", "fancy", "fancy", "odd", "other", "plain"):
         where(style)

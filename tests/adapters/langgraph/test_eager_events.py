@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool, tool
-from support.agents import GIVEN, KINDS, World, agent, world
+from support.agents import INPUT, KINDS, World, agent, world
 from support.writing_llm import call
 
 from teola_plugin.langchain import TeolaEmbeddings, TeolaVectorStore, read_only
@@ -125,15 +125,17 @@ def test_handlers_get_calls_inside_a_prefetched_tool_when_claimed(
         handler = Sync() if way == "invoke" else Async()
         config = {**CONFIG, "callbacks": [handler]}
         if way == "invoke":
-            graph.invoke(GIVEN, config)
+            graph.invoke(INPUT, config)
         else:
-            asyncio.run(graph.ainvoke(GIVEN, config))
+            asyncio.run(graph.ainvoke(INPUT, config))
         assert at.ran == ["sheep"]
         return handler.told
 
     fast = at.fast(plain)
     assert events_of(fast, at.has_run()) == events_of(plain)
-    assert at.llm.came == [True] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
+    assert at.llm.fulfilled_waits == [True] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == [
+        "claimed"
+    ]
 
 
 def normal(events: list[Any]) -> list[Any]:
@@ -148,7 +150,7 @@ def normal(events: list[Any]) -> list[Any]:
 
 
 async def stream_of(graph: Any, config: Any = None) -> list[Any]:
-    return [event async for event in graph.astream_events(GIVEN, config, version="v2")]
+    return [event async for event in graph.astream_events(INPUT, config, version="v2")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,7 +173,7 @@ async def test_event_stream_with_prefetched_tools_equals_the_originals(at: World
     at.writes(*pieces, at.has_run(), lambda: at.store.batches > searched)
     fast = at.fast(plain)
     made = sorted(normal(await stream_of(fast, CONFIG)), key=str)
-    assert at.llm.came == [True, True] and at.ran == ["Rome"] and at.store.batches == searched + 1
+    assert at.llm.fulfilled_waits == [True, True] and at.ran == ["Rome"] and at.store.batches == searched + 1
     at.writes(*pieces)
     assert made == sorted(normal(await stream_of(plain, CONFIG)), key=str)
 
@@ -185,7 +187,7 @@ async def test_tool_that_calls_runnables_is_not_prefetched_while_streaming(at: W
     assert normal(await stream_of(fast, CONFIG)) == normal(await stream_of(plain, CONFIG))
     assert at.ran == ["sheep"] * 2 and [s for s in fast.last_trace().steps if s.is_prefetched] == []
     at.writes(call("look", topic="sheep"), lambda: len(at.ran) > 2)
-    await fast.ainvoke(GIVEN)
+    await fast.ainvoke(INPUT)
     assert at.ran == ["sheep"] * 3 and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 
@@ -222,7 +224,7 @@ async def test_tool_with_hidden_stream_events_is_stopped_and_run_again(at: World
     assert first == second == normal(await stream_of(plain, CONFIG))
     at.ran.clear()
     at.writes(call("look", topic="sheep"), at.has_run())
-    await fast.ainvoke(GIVEN)
+    await fast.ainvoke(INPUT)
     assert at.ran == ["sheep"] and [s.outcome for s in fast.last_trace().steps if s.is_prefetched] == ["claimed"]
 
 
@@ -238,10 +240,10 @@ def test_graph_stream_with_prefetched_tool_equals_the_originals(at: World, mode:
     plain = agent(at.model, [weather])
     at.writes(call("weather", city="Rome"), at.has_run())
     fast = at.fast(plain)
-    made = [kinds(one) for one in fast.stream(GIVEN, stream_mode=mode)]
-    assert at.llm.came == [True] and at.ran == ["Rome"]
+    made = [kinds(one) for one in fast.stream(INPUT, stream_mode=mode)]
+    assert at.llm.fulfilled_waits == [True] and at.ran == ["Rome"]
     at.writes(call("weather", city="Rome"))
-    assert made == [kinds(one) for one in plain.stream(GIVEN, stream_mode=mode)]
+    assert made == [kinds(one) for one in plain.stream(INPUT, stream_mode=mode)]
 
 
 def kinds(given: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import InjectedToolCallId, ToolException, create_retriever_tool, tool
-from support.agents import GIVEN, KINDS, World, agent, run, said, world
+from support.agents import INPUT, KINDS, World, agent, run, summarize_messages, world
 from support.writing_llm import call
 
 from teola_plugin.errors import EngineError, RegistrationError
@@ -77,10 +77,10 @@ def test_read_only_tool_is_prefetched_while_the_answer_streams(at: World, kind: 
     at.writes("I look. ", call("weather", city="Rome"), at.has_run(), " So.")
     fast = at.fast(plain)
     made = run(fast, way)
-    assert at.llm.came == [True] and at.ran == [("Rome", 1)]
+    assert at.llm.fulfilled_waits == [True] and at.ran == [("Rome", 1)]
     assert outcomes(fast) == ["claimed"]
     at.writes("I look. ", call("weather", city="Rome"), " So.")
-    assert said(made) == said(run(plain, way)) and at.ran == [("Rome", 1)] * 2
+    assert summarize_messages(made) == summarize_messages(run(plain, way)) and at.ran == [("Rome", 1)] * 2
     ids = [one["id"] for one in made[1].tool_calls]
     assert [message.tool_call_id for message in made[2:-1]] == ids
 
@@ -93,9 +93,9 @@ def test_parallel_tool_calls_overlap_and_equal_ones_run_twice(at: World, way: st
     at.writes(*calls, at.has_run(2))
     fast = at.fast(plain)
     made = run(fast, way)
-    assert at.llm.came == [True] and sorted(at.ran) == [("Oslo", 2), ("Rome", 1), ("Rome", 1)]
+    assert at.llm.fulfilled_waits == [True] and sorted(at.ran) == [("Oslo", 2), ("Rome", 1), ("Rome", 1)]
     at.writes(*calls)
-    assert said(made) == said(run(plain, way)) and outcomes(fast) == ["claimed", "claimed"]
+    assert summarize_messages(made) == summarize_messages(run(plain, way)) and outcomes(fast) == ["claimed", "claimed"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -124,7 +124,7 @@ def test_prefetched_tool_may_call_an_accelerated_chain(at: World, way: str) -> N
     seen = []
     for graph in (agent(at.model, [summing(plain)]), at.fast(agent(at.model, [summing(at.fast(plain))]))):
         prompts.clear()
-        seen.append((said(run(graph, way)), sorted(prompts)))
+        seen.append((summarize_messages(run(graph, way)), sorted(prompts)))
     assert seen[0] == seen[1]
 
 
@@ -135,12 +135,16 @@ def test_error_of_a_prefetched_tool_is_raised_when_claimed(at: World, way: str, 
     at.writes(call("weather", city="Rome"), at.has_run())
     with pytest.raises(ZeroDivisionError, match="no weather"):
         run(at.fast(broken), way)
-    assert at.llm.came == [True] and at.ran == [("Rome", 1)]
+    assert at.llm.fulfilled_waits == [True] and at.ran == [("Rome", 1)]
     at.ran.clear()
     handled_tool = weather_of(at, coroutine=coroutine, raises=ToolException("ask later")).model_copy(
         update={"handle_tool_error": True}
     )
-    assert said(run(at.fast(agent(at.model, [handled_tool])), way))[2][1:4] == ("ask later", "weather", "error")
+    assert summarize_messages(run(at.fast(agent(at.model, [handled_tool])), way))[2][1:4] == (
+        "ask later",
+        "weather",
+        "error",
+    )
     assert at.ran == [("Rome", 1)]
 
 
@@ -152,7 +156,7 @@ def test_tool_calls_in_json_lists_and_bare_objects_are_prefetched(at: World) -> 
         at.writes(text, at.has_run(), rest) if text[-1:] != "]" and rest != "}" else at.writes(text, rest)
         assert [message.content for message in run(fast, "invoke")][2] == "sunny in Rome for 1"
         assert at.ran == [("Rome", 1)]
-    assert at.llm.came == [True, True]
+    assert at.llm.fulfilled_waits == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_wrongly_predicted_tool_call_is_wasted_and_not_in_messages(at: World, pi
     at.writes(pieces[0], at.has_run(), pieces[1])
     fast = at.fast(plain)
     made = run(fast, "invoke")
-    assert at.llm.came == [True] and said(made) == said(run(plain, "invoke"))
+    assert at.llm.fulfilled_waits == [True] and summarize_messages(made) == summarize_messages(run(plain, "invoke"))
     assert len(made) == 2 and outcomes(fast) == ["wasted"] and at.ran == [("Rome", 1)]
 
 
@@ -178,13 +182,17 @@ def test_tool_call_with_invalid_arguments_is_not_prefetched(at: World, text: str
     plain = agent(at.model, [weather_of(at)])
     at.writes(text)
     fast = at.fast(plain)
-    assert said(run(fast, "invoke")) == said(run(plain, "invoke")) and at.ran == [] and outcomes(fast) == []
+    assert (
+        summarize_messages(run(fast, "invoke")) == summarize_messages(run(plain, "invoke"))
+        and at.ran == []
+        and outcomes(fast) == []
+    )
 
 
 def test_prefetched_tool_gets_arguments_converted_by_its_schema(at: World) -> None:
     at.writes(call("weather", city="Rome", days="3"), at.has_run())
     run(at.fast(agent(at.model, [weather_of(at)])), "invoke")
-    assert at.ran == [("Rome", 3)] and at.llm.came == [True]
+    assert at.ran == [("Rome", 3)] and at.llm.fulfilled_waits == [True]
 
 
 def test_read_only_tool_after_a_writing_tool_is_not_prefetched(at: World) -> None:
@@ -218,10 +226,12 @@ def test_coroutine_tool_without_a_loop_is_not_prefetched(at: World) -> None:
     graph = agent(at.model, [read_only(only)])
     for one in (graph, at.fast(graph)):
         with pytest.raises(NotImplementedError):
-            one.invoke(GIVEN)
+            one.invoke(INPUT)
     assert at.ran == []
     at.writes(call("only", city="Rome"), at.has_run())
-    assert run(at.fast(graph), "ainvoke")[2].content == "Rome" and at.llm.came == [True] and at.ran == ["Rome"]
+    assert (
+        run(at.fast(graph), "ainvoke")[2].content == "Rome" and at.llm.fulfilled_waits == [True] and at.ran == ["Rome"]
+    )
 
 
 def test_failed_answer_cancels_its_prefetched_tools(at: World) -> None:
@@ -248,7 +258,7 @@ def test_failed_answer_cancels_its_prefetched_tools(at: World) -> None:
 
     async def run_agent() -> None:
         with pytest.raises(EngineError):
-            await fast.ainvoke(GIVEN)
+            await fast.ainvoke(INPUT)
         await asyncio.sleep(0.05)
 
     asyncio.run(run_agent())
@@ -273,8 +283,8 @@ def test_cancelled_agent_call_cancels_its_prefetched_tool(at: World) -> None:
     at.writes(call("endless", city="Rome"), at.has_run())
 
     async def run_agent() -> None:
-        task = asyncio.create_task(fast.ainvoke(GIVEN))
-        while not at.llm.came:
+        task = asyncio.create_task(fast.ainvoke(INPUT))
+        while not at.llm.fulfilled_waits:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.05)  # the plain call waits for it by now
         task.cancel()
@@ -317,11 +327,11 @@ def test_tool_writing_to_the_stream_is_wasted_and_run_again(at: World) -> None:
     plain = agent(at.model, [telling])
     at.writes(call("telling", city="Rome"), at.has_run())
     fast = at.fast(plain)
-    made = list(fast.stream(GIVEN, stream_mode="custom"))
-    assert at.llm.came == [True] and made == ["looking at Rome"] and outcomes(fast) == ["wasted"]
+    made = list(fast.stream(INPUT, stream_mode="custom"))
+    assert at.llm.fulfilled_waits == [True] and made == ["looking at Rome"] and outcomes(fast) == ["wasted"]
     at.ran.clear()
     at.writes(call("telling", city="Rome"))
-    assert list(fast.stream(GIVEN, stream_mode="custom")) == list(plain.stream(GIVEN, stream_mode="custom")) == made
+    assert list(fast.stream(INPUT, stream_mode="custom")) == list(plain.stream(INPUT, stream_mode="custom")) == made
     assert at.ran == ["Rome"] * 2 and outcomes(fast) == [], "it is not tried again"
 
 
@@ -343,7 +353,7 @@ def test_tool_that_changes_its_arguments_is_no_longer_prefetched(at: World) -> N
 def test_max_concurrency_disables_tool_prefetch(at: World) -> None:
     at.writes(call("weather", city="Rome"))
     fast = at.fast(agent(at.model, [weather_of(at)]))
-    fast.invoke(GIVEN, {"max_concurrency": 2})
+    fast.invoke(INPUT, {"max_concurrency": 2})
     assert outcomes(fast) == [] and at.ran == [("Rome", 1)]
 
 
@@ -402,7 +412,7 @@ def test_agent_inside_a_tool_prefetches_its_own_tools(at: World) -> None:
     at.llm.writes = writes
     for inside in (at.fast(inner), inner):
         at.ran.clear()
-        at.llm.came.clear()
+        at.llm.fulfilled_waits.clear()
         if inside is inner:
             at.llm.writes = lambda prompt: [one for one in writes(prompt) if isinstance(one, str)]
         fast = at.fast(build(inside))
@@ -428,9 +438,9 @@ def test_search_tool_is_prefetched_while_its_call_is_generated(at: World, search
     at.writes(call("search", query="sheep"), lambda: at.store.batches > batches_before, " So.")
     fast = at.fast(plain)
     made = run(fast, way)
-    assert at.llm.came == [True] and at.store.batches == batches_before + 1, "one search, and it is early"
+    assert at.llm.fulfilled_waits == [True] and at.store.batches == batches_before + 1, "one search, and it is early"
     at.writes(call("search", query="sheep"), " So.")
-    assert said(made) == said(run(plain, way)) and "sheep eat" in made[2].content
+    assert summarize_messages(made) == summarize_messages(run(plain, way)) and "sheep eat" in made[2].content
     kinds = [span.primitive for span in fast.last_trace().spans if span.kind == "SEARCHING"]
     assert kinds == ["part1/search.searching"]
 
@@ -447,7 +457,7 @@ def test_search_tool_after_a_write_finds_the_new_text(at: World, search: Any) ->
     plain = agent(at.model, [search, remember])
     at.writes(call("remember", text="sheep eat sheep"), call("search", query="sheep eat sheep"))
     config: Any = {"max_concurrency": 1}
-    made = at.fast(plain).invoke(GIVEN, config)["messages"]
+    made = at.fast(plain).invoke(INPUT, config)["messages"]
     assert "sheep eat sheep" in made[3].content
 
 
@@ -472,9 +482,9 @@ def test_search_inside_a_tool_function_is_prefetched_on_the_pool(at: World, sear
     plain = agent(at.model, [look])
     fast = at.fast(plain)
     made = run(fast, "invoke")
-    assert at.llm.came == [True, True] and at.store.batches == batches_before + 1 and at.ran == ["sheep"]
+    assert at.llm.fulfilled_waits == [True, True] and at.store.batches == batches_before + 1 and at.ran == ["sheep"]
     at.writes(call("look", topic="sheep"))
-    assert said(made) == said(run(plain, "invoke"))
+    assert summarize_messages(made) == summarize_messages(run(plain, "invoke"))
 
 
 # ---------------------------------------------------------------- whoever says that nothing runs ahead

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from langchain_core.tools import BaseTool, ToolException, tool
 from langgraph.prebuilt import InjectedState
-from support.agents import World, agent, run, said, world
+from support.agents import World, agent, run, summarize_messages, world
 from support.writing_llm import call
 
 from teola_plugin.engines.tools import ToolEngine, ToolFunction
@@ -52,9 +52,9 @@ def test_read_only_tool_on_an_engine_is_prefetched_once(at: World, way: str) -> 
     at.writes("I look. ", call("weather", city="Rome"), at.has_run(), " So.")
     fast = at.fast(there)
     made = run(fast, way)
-    assert at.llm.came == [True] and at.ran == [("Rome", "teola-tools")]
+    assert at.llm.fulfilled_waits == [True] and at.ran == [("Rome", "teola-tools")]
     at.writes("I look. ", call("weather", city="Rome"), " So.")
-    assert said(made) == said(run(there, way)) == said(run(plain, way))
+    assert summarize_messages(made) == summarize_messages(run(there, way)) == summarize_messages(run(plain, way))
     assert [one[0] for one in at.ran] == ["Rome"] * 3
 
 
@@ -83,7 +83,7 @@ def test_error_of_a_tool_on_an_engine_is_raised(at: World, way: str) -> None:
             run(graph, way)
     at.pool.add(tool_engine(handled_tools := [tools_of(at, ToolException("later"))[0]], "others"))
     moved = on_engine(handled_tools, at.pool, "others")[0].model_copy(update={"handle_tool_error": True})
-    assert said(run(agent(at.model, [moved]), way))[2][1] == "later"
+    assert summarize_messages(run(agent(at.model, [moved]), way))[2][1] == "later"
 
 
 def test_tool_on_an_engine_keeps_its_schema_and_description(at: World) -> None:

@@ -235,10 +235,10 @@ def stub() -> Iterator[Stub]:
 @pytest.mark.parametrize("build", [tasks_in_sequence, loop_over_items, reviewed_sections])
 def test_server_gets_the_requests_of_the_original(stub: Stub, build: Build, way: str) -> None:
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
-    stub.asked.clear()
+    stub.requests.clear()
     called(build(model), way)
     expected = sorted(map(str, stub.generations))
-    stub.asked.clear()
+    stub.requests.clear()
 
     called(accelerate(build(model)), way)
 

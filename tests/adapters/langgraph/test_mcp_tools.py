@@ -19,7 +19,7 @@ from langchain_mcp_adapters.tools import load_mcp_tools
 from langgraph.graph import START, MessagesState, StateGraph
 from llama_index.core import SummaryIndex
 from llama_index.core.llms import MockLLM
-from support.agents import GIVEN, World, agent, said, world
+from support.agents import INPUT, World, agent, summarize_messages, world
 from support.writing_llm import call
 
 from teola_plugin import accelerate
@@ -72,7 +72,7 @@ def said_without_ids(messages: list[Any]) -> list[Any]:
     """Return what messages say, without the ids that LangChain draws for parts of their contents."""
     return [
         (kind, [{**part, "id": ""} for part in content] if isinstance(content, list) else content, *rest)
-        for kind, content, *rest in said(messages)
+        for kind, content, *rest in summarize_messages(messages)
     ]
 
 
@@ -82,10 +82,10 @@ async def run_both(
     """Run the agent plain, then accelerated. Return what each said and what the server received, and the graph."""
     plain = agent(at.model, tools)
     at.writes(*(piece for piece in pieces if isinstance(piece, str)))
-    original = said_without_ids((await plain.ainvoke(GIVEN))["messages"]), server.received_calls()
+    original = said_without_ids((await plain.ainvoke(INPUT))["messages"]), server.received_calls()
     at.writes(*pieces)
     fast = at.fast(plain, **options)
-    accelerated = said_without_ids((await fast.ainvoke(GIVEN))["messages"]), server.received_calls()
+    accelerated = said_without_ids((await fast.ainvoke(INPUT))["messages"]), server.received_calls()
     return original, accelerated, fast
 
 
@@ -96,7 +96,7 @@ def test_hinted_tool_of_an_allowed_server_is_prefetched(at: World, server: Weath
         original, accelerated, fast = await run_both(at, server, tools, pieces, read_only=["mcp:weather"])
         assert accelerated == original
         assert original[1] == [("weather", {"city": "Rome", "days": 1})]
-        assert at.llm.came == [True]
+        assert at.llm.fulfilled_waits == [True]
         assert early_outcomes(fast) == ["claimed"]
 
     asyncio.run(main())
@@ -178,7 +178,7 @@ def test_session_is_shared_by_prefetched_and_other_calls(at: World, server: Weat
             plain = agent(at.model, tools)
             at.writes(*pieces)
             fast = at.fast(plain, read_only=[session])
-            await fast.ainvoke(GIVEN)
+            await fast.ainvoke(INPUT)
             assert early_outcomes(fast) == ["claimed"]
             assert len({one["pid"] for one in server.received()}) == 1
             assert [one["tool"] for one in server.received()] == ["weather", "book"]
@@ -231,7 +231,7 @@ def test_tool_error_reaches_the_model_as_in_the_original(at: World, server: Weat
 def test_dying_server_raises_the_error_of_the_original(at: World, server: WeatherServer) -> None:
     async def error_of(graph: Any) -> tuple[type, str]:
         with pytest.raises(Exception) as caught:
-            await graph.ainvoke(GIVEN)
+            await graph.ainvoke(INPUT)
         return type(caught.value), str(caught.value)
 
     async def main() -> None:
@@ -251,7 +251,7 @@ def test_cancelled_agent_cancels_the_prefetched_call(at: World, server: WeatherS
         async with server.client().session("weather") as session:
             at.writes(call("slow", city="Rome"), lambda: bool(server.received()))
             fast = at.fast(agent(at.model, await load_mcp_tools(session)), read_only=[session])
-            task = asyncio.create_task(fast.ainvoke(GIVEN))
+            task = asyncio.create_task(fast.ainvoke(INPUT))
             while not server.received():
                 await asyncio.sleep(0.01)
             task.cancel()
@@ -324,8 +324,8 @@ def test_read_only_list_applies_to_agents_inside_other_objects(at: World, wrap: 
         builder.add_edge(START, "inner")
         outer = builder.compile()
     at.writes(call("weather", city="Rome"), lambda: bool(calls))
-    at.fast(outer, read_only=["weather"]).invoke(GIVEN)
-    assert at.llm.came == [True]
+    at.fast(outer, read_only=["weather"]).invoke(INPUT)
+    assert at.llm.fulfilled_waits == [True]
     assert calls == ["Rome"]
 
 

@@ -15,7 +15,7 @@ from langchain_core.tools import create_retriever_tool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel
-from support.agents import GIVEN, KINDS, World, agent, run, said, world
+from support.agents import INPUT, KINDS, World, agent, run, summarize_messages, world
 from support.writing_llm import call
 
 from teola_plugin.langchain import TeolaEmbeddings, TeolaVectorStore
@@ -63,7 +63,7 @@ def start_call(fast: Any, way: str = "invoke", config: Any = None) -> threading.
     """A call of the agent, beside the test."""
 
     def ask() -> None:
-        result.append(fast.invoke(GIVEN, config) if way == "invoke" else asyncio.run(fast.ainvoke(GIVEN, config)))
+        result.append(fast.invoke(INPUT, config) if way == "invoke" else asyncio.run(fast.ainvoke(INPUT, config)))
 
     result: list[Any] = []
     thread = threading.Thread(target=ask)
@@ -99,7 +99,7 @@ def test_tool_results_are_prefilled_in_prompt_order_as_they_arrive(at: World, ki
     until(lambda: len(at.llm.warmed) == 1)
     steps.end("three")
     thread.join(5)
-    whole = at.llm.asked[-1].prompt
+    whole = at.llm.requests[-1].prompt
     (warmed,) = at.llm.warmed
     assert prefix_of(warmed, whole) and "one: words" in warmed.known_prefix() and "two: words" in warmed.known_prefix()
     assert warmed.messages[-1].content == UNKNOWN and "three:" not in warmed.flat()
@@ -114,7 +114,7 @@ def test_long_answer_is_prefilled_before_any_tool_result(at: World) -> None:
     until(lambda: len(at.llm.warmed) == 1)
     steps.end("one")
     thread.join(5)
-    assert prefix_of(at.llm.warmed[0], at.llm.asked[-1].prompt) and LONG.strip() in at.llm.warmed[0].known_prefix()
+    assert prefix_of(at.llm.warmed[0], at.llm.requests[-1].prompt) and LONG.strip() in at.llm.warmed[0].known_prefix()
 
 
 def test_short_tool_results_are_not_prefilled(at: World) -> None:
@@ -156,13 +156,13 @@ def test_finished_tool_results_are_not_prefilled(at: World) -> None:
     calls = [call("search", query="sheep"), call("search", query="hay")]
     at.writes(*calls, lambda: at.store.batches >= asked_before + 2)
     run(fast, "invoke")
-    assert at.llm.warmed == [] and at.llm.came == [True]
+    assert at.llm.warmed == [] and at.llm.fulfilled_waits == [True]
     at.writes(*calls, call("one", text="x"))
     thread = start_call(fast)
     until(lambda: at.llm.warmed and at.llm.warmed[-1].known_prefix().count("sheep eat") == 2)
     steps.end("one")
     thread.join(5)
-    assert all(prefix_of(warmed, at.llm.asked[-1].prompt) for warmed in at.llm.warmed)
+    assert all(prefix_of(warmed, at.llm.requests[-1].prompt) for warmed in at.llm.warmed)
 
 
 def test_each_tool_round_prefills_its_own_prompt(at: World) -> None:
@@ -177,9 +177,9 @@ def test_each_tool_round_prefills_its_own_prompt(at: World) -> None:
     at.llm.writes = writes
     fast = at.fast(agent(at.model, steps.tools()))
     made = run(fast, "invoke")
-    assert len(made) == 8 and len(at.llm.asked) == 3
+    assert len(made) == 8 and len(at.llm.requests) == 3
     for warmed in at.llm.warmed:
-        assert any(prefix_of(warmed, one.prompt) for one in at.llm.asked)
+        assert any(prefix_of(warmed, one.prompt) for one in at.llm.requests)
     assert fast.last_trace().outcome == "closed"
 
 
@@ -194,9 +194,11 @@ def test_concurrent_conversations_prefill_their_own_prompts(at: World) -> None:
         return await asyncio.gather(*(fast.ainvoke(one) for one in given))
 
     made = asyncio.run(both())
-    assert [said(one["messages"])[1:] for one in made] == [said(made[0]["messages"])[1:]] * 3
+    assert [summarize_messages(one["messages"])[1:] for one in made] == [
+        summarize_messages(made[0]["messages"])[1:]
+    ] * 3
     for warmed in at.llm.warmed:
-        assert any(prefix_of(warmed, one.prompt) for one in at.llm.asked)
+        assert any(prefix_of(warmed, one.prompt) for one in at.llm.requests)
 
 
 def test_prefilling_of_the_next_prompt_keeps_the_tenant(at: World) -> None:
@@ -251,7 +253,7 @@ def test_nothing_is_prefilled_if_no_model_call_follows_the_tools(at: World) -> N
         text: str
 
     at.writes(LONG, call("Answer", text=LONG))
-    made = at.fast(agent(at.model, [one], response_format=ToolStrategy(Answer))).invoke(GIVEN)
+    made = at.fast(agent(at.model, [one], response_format=ToolStrategy(Answer))).invoke(INPUT)
     assert made["structured_response"] == Answer(text=LONG) and at.llm.warmed == []
 
     bound = at.model.bind_tools([one, three])

@@ -462,7 +462,7 @@ def test_settings_that_cannot_be_created_raise_the_originals_error(stub: Stub) -
 
     original, graph = graph_of(read), accelerate(graph_of(read))
     errors = []
-    stub.asked.clear()
+    stub.requests.clear()
 
     for one in (original, graph, graph):
         with pytest.raises(TypeError) as caught:
@@ -470,7 +470,7 @@ def test_settings_that_cannot_be_created_raise_the_originals_error(stub: Stub) -
         errors.append(str(caught.value))
 
     assert errors == errors[:1] * 3
-    assert stub.asked == []
+    assert stub.requests == []
 
 
 def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
@@ -478,7 +478,7 @@ def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
     graph = accelerate(graph_of(PydanticConfiguration.from_runnable_config))
     settings = settings_for(stub, max_notes="many")
     errors = []
-    stub.asked.clear()
+    stub.requests.clear()
 
     for one in (original, graph, graph):
         with pytest.raises(ValueError, match="max_notes") as caught:
@@ -486,7 +486,7 @@ def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
         errors.append(str(caught.value))
 
     assert errors == errors[:1] * 3
-    assert stub.asked == []
+    assert stub.requests == []
 
 
 def test_settings_object_changed_by_a_node_keeps_the_originals_requests(stub: Stub) -> None:

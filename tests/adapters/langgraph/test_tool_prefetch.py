@@ -15,7 +15,7 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import StructuredTool, ToolException, tool
 from langgraph.prebuilt import InjectedState
-from support.agents import GIVEN, World, agent, run, said, world
+from support.agents import INPUT, World, agent, run, summarize_messages, world
 from support.writing_llm import call
 
 import teola_plugin
@@ -82,7 +82,7 @@ def str_of(value: Any) -> Any:
 async def events_of(graph: Any) -> list[Any]:
     events: list[Any] = []
     with contextlib.suppress(ZeroDivisionError):
-        async for event in graph.astream_events(GIVEN, version="v2"):
+        async for event in graph.astream_events(INPUT, version="v2"):
             events.append(event)
     return comparable(events)
 
@@ -96,7 +96,7 @@ async def test_events_of_a_prefetched_tool_equal_the_originals(
     at.writes(call("look", city="Rome"), at.has_run())
     fast = at.fast(plain)
     events = await events_of(fast)
-    assert at.llm.came == [True]
+    assert at.llm.fulfilled_waits == [True]
     assert speculative_outcomes(fast) == ["claimed"]
     at.writes(call("look", city="Rome"))
     assert events == await events_of(plain)
@@ -120,7 +120,7 @@ def test_artifact_of_a_prefetched_tool_is_the_same_object(at: World, way: str, o
     made = StructuredTool.from_function(look, alook if on_loop else None, response_format="content_and_artifact")
     at.writes(call("look", city="Rome"), at.has_run())
     message = run(at.fast(agent(at.model, [read_only(made)])), way)[2]
-    assert at.llm.came == [True]
+    assert at.llm.fulfilled_waits == [True]
     assert (message.content, message.artifact) == ("Rome", artifacts[0])
     assert at.ran == ["Rome"]
 
@@ -131,7 +131,7 @@ def test_failed_prefetched_tool_is_not_called_again(at: World, way: str, error: 
     at.writes(call("look", city="Rome"), at.has_run())
     with pytest.raises(type(error)):
         run(at.fast(agent(at.model, [look_of(at, error=error)])), way)
-    assert at.llm.came == [True]
+    assert at.llm.fulfilled_waits == [True]
     assert at.ran == ["Rome"]
 
 
@@ -154,7 +154,7 @@ def test_callbacks_of_a_prefetched_tool_run_only_when_claimed(at: World) -> None
     made = look_of(at, error=ToolException("ask later"), handle_tool_error=handle, callbacks=[listener])
     at.writes(call("look", city="Rome"), at.has_run(), lambda: handled == [] and listener.starts == [])
     messages = run(at.fast(agent(at.model, [made])), "invoke")
-    assert at.llm.came == [True, True]
+    assert at.llm.fulfilled_waits == [True, True]
     assert messages[2].content == "handled"
     assert (handled, len(listener.starts)) == (["ask later"], 1)
 
@@ -274,7 +274,7 @@ async def test_cancelled_call_cancels_prefetched_tool_and_sends_error_events(at:
         at.ran.clear()
         at.writes(call("look", city="Rome"), *until)
         handler = Ends()
-        task = asyncio.create_task(graph.ainvoke(GIVEN, {"callbacks": [handler]}))
+        task = asyncio.create_task(graph.ainvoke(INPUT, {"callbacks": [handler]}))
         while not (at.ran and handler.tool_has_started):
             await asyncio.sleep(0.005)
         for _ in range(50):  # the original waits for the tool then
@@ -287,7 +287,7 @@ async def test_cancelled_call_cancels_prefetched_tool_and_sends_error_events(at:
     plain = agent(at.model, [look])
     fast = at.fast(plain)
     events = await ended_events(fast, at.has_run())
-    assert at.llm.came == [True]
+    assert at.llm.fulfilled_waits == [True]
     assert events == await ended_events(plain) == [("start", "waiting"), ("error", "CancelledError")]
     assert speculative_outcomes(fast) == ["wasted"]
 
@@ -303,8 +303,8 @@ def test_prefetched_tool_with_date_arguments_gives_the_same_messages(at: World) 
     plain = agent(at.model, [plan])
     at.writes(call("plan", day="2026-01-02"), at.has_run())
     fast = at.fast(plain)
-    messages = said(run(fast, "invoke"))
+    messages = summarize_messages(run(fast, "invoke"))
     assert speculative_outcomes(fast) == ["claimed"]
     at.writes(call("plan", day="2026-01-02"))
-    assert messages == said(run(plain, "invoke"))
+    assert messages == summarize_messages(run(plain, "invoke"))
     assert at.ran == [datetime.date(2026, 1, 2)] * 2

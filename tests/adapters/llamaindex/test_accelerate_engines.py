@@ -48,7 +48,7 @@ def wasted(trace: QueryTrace | None) -> list[str]:
 
 def prompts_of(llm: ScriptedLLM) -> Counter[str]:
     """The prompts that reached the model."""
-    return Counter(one.prompt.flat() for one in llm.asked)
+    return Counter(one.prompt.flat() for one in llm.requests)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
@@ -134,7 +134,7 @@ def test_retry_source_engine_judges_sources_concurrently(
     llm.answer = lambda request: "NO" if "YES" in request.prompt.flat() else reply(request)
     answers, prompts = [], list[Counter[str]]()
     for engine in (make(), fast := accelerate(make())):
-        llm.asked.clear()
+        llm.requests.clear()
         if strict and retries:
             with pytest.raises(ValueError, match="response is invalid"):
                 engine.query(ASKED)
@@ -230,9 +230,9 @@ def test_engine_without_nodes_sends_no_synthesis_request(stock: Library, llm: Sc
 
     for mode in ("tree_summarize", "accumulate", "refine", "simple_summarize"):
         engine = accelerate(stock.fused(mode, node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=2.0)]))
-        llm.asked.clear()
+        llm.requests.clear()
         assert str(engine.query(ASKED)) == "Empty Response"
-        assert len(llm.asked) == 1  # for the queries
+        assert len(llm.requests) == 1  # for the queries
 
 
 def test_failing_model_raises_the_originals_error_class(stock: Library, llm: ScriptedLLM) -> None:

@@ -71,9 +71,9 @@ def test_updated_prompts_apply_to_the_next_query(stock: Library, llm: ScriptedLL
     fast.update_prompts(
         {"response_synthesizer:summary_template": PromptTemplate("Sum up {context_str} for {query_str} now")}
     )
-    llm.asked.clear()
+    llm.requests.clear()
     fast.query(ASKED)
-    assert any("for what is there now" in request.prompt.flat() for request in llm.asked)
+    assert any("for what is there now" in request.prompt.flat() for request in llm.requests)
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
 
 
@@ -278,10 +278,10 @@ def test_first_chat_message_is_not_condensed(stock: Library, llm: ScriptedLLM, n
     """Without a history the retriever begins at once, with the message."""
     fast = accelerate(talks(stock)[name]())
     fast.reset()
-    llm.asked.clear()
+    llm.requests.clear()
     fast.chat("what sails")
-    assert "search queries" in llm.asked[0].prompt.flat() and "what sails" in llm.asked[0].prompt.flat()
-    assert not any("tandalone question" in request.prompt.flat() for request in llm.asked)
+    assert "search queries" in llm.requests[0].prompt.flat() and "what sails" in llm.requests[0].prompt.flat()
+    assert not any("tandalone question" in request.prompt.flat() for request in llm.requests)
 
 
 def test_steps_of_an_unplanned_composite_are_prefetched(stock: Library, llm: ScriptedLLM) -> None:
@@ -349,12 +349,12 @@ def test_bound_llm_of_an_engine_runs_on_the_pool(stock: Library, pool: EnginePoo
     own = MockLLM(max_tokens=3)
     engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own, response_mode="refine")  # type: ignore[arg-type]
     fast = accelerate(engine, pool=pool, bind=[(own, "llm")])
-    llm.asked.clear()
-    assert str(fast.query(ASKED)).startswith("said ") and llm.asked
+    llm.requests.clear()
+    assert str(fast.query(ASKED)).startswith("said ") and llm.requests
     assert not any(".call#" in span.primitive for span in fast.last_trace().spans)
     assert engine._response_synthesizer._llm is own and engine.retriever._llm is own
-    llm.asked.clear()
-    assert not str(engine.query(ASKED)).startswith("said ") and not llm.asked
+    llm.requests.clear()
+    assert not str(engine.query(ASKED)).startswith("said ") and not llm.requests
 
 
 def test_bind_raises_for_foreign_object_missing_pool_or_unknown_engine(stock: Library, pool: EnginePool) -> None:

@@ -128,10 +128,10 @@ def test_bound_llm_sends_images_as_the_original(served, own, stub):
     picture = ImageBlock(url="http://localhost/x.png")
     messages = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
     model = own()
-    stub.asked.clear()
+    stub.requests.clear()
     for one in (model, bound(own(), "llm", served)):
         one.chat(messages)
-    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.asked)
+    plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.requests)
     assert carried == plain and any(part["type"] == "image_url" for part in carried[0])
 
 
@@ -168,13 +168,13 @@ def test_worker_payloads_equal_the_requests_of_the_llm(stub, own):
                 (worker.payload_of_prompt("why?"), lambda m: m.complete("why?"), worker.completion_of),
                 (worker.payload_of_template(template, q="x"), lambda m: m.predict(template, q="x"), worker.text_of),
             ):
-                stub.asked.clear()
+                stub.requests.clear()
                 [generation] = pool.call(PrimitiveKind.PREFILLING, "llm", [payload]).result()
                 assert isinstance(payload.prompt, WirePrompt)
-                by_engine = _essence(stub.asked[0][1])
-                stub.asked.clear()
+                by_engine = _essence(stub.requests[0][1])
+                stub.requests.clear()
                 value = ask(model)
-                assert _essence(stub.asked[0][1]) == by_engine
+                assert _essence(stub.requests[0][1]) == by_engine
                 assert value_of(generation) == value
 
 
@@ -238,7 +238,7 @@ def test_bound_function_calling_llm_still_calls_functions(pool, stub, own, llm):
     tool = FunctionTool.from_defaults(lambda of: of, name="same", description="The same.")
     [call] = made.get_tool_calls_from_response(made.chat_with_tools([tool], "which?"))
     assert (call.tool_name, call.tool_kwargs) == ("same", {"of": "a"})
-    assert json.loads(llm.asked[0].prompt.tools) == [tool.metadata.to_openai_tool()]
+    assert json.loads(llm.requests[0].prompt.tools) == [tool.metadata.to_openai_tool()]
     assert not bound(own(), "llm", pool).metadata.is_function_calling_model
 
 
@@ -276,7 +276,7 @@ def test_bind_raises_for_unknown_engine(pool):
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
 def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, stub) -> None:
     model = bound(own(max_retries=3), "llm", served)
-    stub.asked.clear()
+    stub.requests.clear()
     stub.go.clear()
     late = RequestContext(tenant="acme", deadline=served.runtime.time() + 1.0)
     messages = [ChatMessage("slowly")]
@@ -296,4 +296,4 @@ def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, 
     with pytest.raises(QueryTimeout, match="deadline"):
         calls.get(way, once)()
     stub.go.set()
-    assert len(stub.asked) == 1 and stub.asked[0][1].get("cache_salt") == "acme"
+    assert len(stub.requests) == 1 and stub.requests[0][1].get("cache_salt") == "acme"

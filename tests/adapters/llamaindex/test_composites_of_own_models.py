@@ -166,7 +166,7 @@ def result_of(engine: Any, *, is_async: bool) -> str:
 
 
 def requests(stub: Stub) -> Counter[str]:
-    return Counter(map(str, stub.asked))
+    return Counter(map(str, stub.requests))
 
 
 def most_at_once(spans: list[Span]) -> int:
@@ -179,10 +179,10 @@ def most_at_once(spans: list[Span]) -> int:
 @pytest.mark.parametrize("name", MAKERS)
 def test_engine_of_user_models_sends_the_originals_requests(stub: Stub, name: str, kind: Any, is_async: bool) -> None:
     engine = MAKERS[name](Kit(stub, kind))
-    stub.asked.clear()
+    stub.requests.clear()
     expected = result_of(engine, is_async=is_async)
     expected_requests = requests(stub)
-    stub.asked.clear()
+    stub.requests.clear()
     assert result_of(accelerate(engine), is_async=is_async) == expected
     settled()
     assert requests(stub) == expected_requests

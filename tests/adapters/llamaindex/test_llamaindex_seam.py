@@ -581,19 +581,19 @@ def test_prefetched_request_is_claimed_in_every_form(name: str) -> None:
     with openai_stub(answer) as stub:
         provider: Any = stub
         expected = observed(row, provider)
-        sent = list(stub.asked)
+        sent = list(stub.requests)
         target = make(provider, CallbackManager([]))
         intercept(target)
         calls = calls_of(row, target)
-        stub.asked.clear()
+        stub.requests.clear()
 
         if method.startswith("_a"):
-            outcome = observed(claiming_on_loop(row, calls, lambda: len(stub.asked)), provider, target)
+            outcome = observed(claiming_on_loop(row, calls, lambda: len(stub.requests)), provider, target)
         else:
-            with prefetched(calls, lambda: len(stub.asked)):
+            with prefetched(calls, lambda: len(stub.requests)):
                 outcome = observed(row, provider, target)
 
     assert [one._method for one in calls] == [method]
     assert outcome == expected
-    assert stub.asked == sent
+    assert stub.requests == sent
     assert len(sent) == 1

@@ -57,7 +57,7 @@ def test_every_llm_method_sends_its_payload(pool, llm, way, chat):
     model = TeolaLLM(pool=pool, max_tokens=32, is_chat_model=chat)
     answer = WAYS[way](model)
     wanted = model.payload_of_messages(QUESTION) if "chat" in way else model.payload_of_prompt("why?")
-    assert llm.asked == [wanted]
+    assert llm.requests == [wanted]
     assert answer == f"you said: {wanted.prompt.flat()}"
 
 
@@ -116,11 +116,11 @@ def test_predict_sends_the_payload_of_the_template(pool, llm):
         {"output_parser": parser},
     ):
         model = TeolaLLM(pool=pool, **options)
-        llm.asked.clear()
+        llm.requests.clear()
         text = model.predict(template, **given)
         list(model.stream(template, **given)) if "output_parser" not in options else None
         payload = model.payload_of_template(template, **given)
-        assert all(one == payload for one in llm.asked) and llm.asked
+        assert all(one == payload for one in llm.requests) and llm.requests
         assert text == model.text_of(Generation(f"you said: {payload.prompt.flat()}"))
 
 
@@ -134,9 +134,9 @@ class Loud(BaseOutputParser):
 
 def test_sampling_arguments_reach_the_request(model, llm):
     model.complete("why?", temperature=0.5, top_p=0.9, top_k=3, seed=1, stop=["x"], max_tokens=5)
-    assert llm.asked[-1].sampling == Sampling(5, 0.5, 0.9, 3, 1, ("x",))
+    assert llm.requests[-1].sampling == Sampling(5, 0.5, 0.9, 3, 1, ("x",))
     model.chat(QUESTION, json_schema={"type": "object"})
-    assert llm.asked[-1].sampling == Sampling(32, json_schema='{"type": "object"}')
+    assert llm.requests[-1].sampling == Sampling(32, json_schema='{"type": "object"}')
     with pytest.raises(RegistrationError, match="argument of TeolaLLM"):
         model.complete("why?", tempreature=1)
     with pytest.raises(RegistrationError, match="engine"):
@@ -166,7 +166,7 @@ def test_images_and_empty_messages_raise(model, llm):
         model.chat([picture])
     with pytest.raises(RegistrationError, match="no messages"):
         model.chat([])
-    assert llm.asked == []
+    assert llm.requests == []
 
 
 def test_teola_llm_sends_the_events_of_mock_llm(pool, llm):

@@ -499,7 +499,7 @@ def test_calls_with_settings_that_a_step_sets_send_the_originals_requests(kind: 
     with openai_stub() as server:
 
         def bodies_of(flow: Any) -> list[Any]:
-            server.asked.clear()
+            server.requests.clear()
             asyncio.run(_run_twice(flow))
             return list(server.generations)
 

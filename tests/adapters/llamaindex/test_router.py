@@ -18,7 +18,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
 from support.llamaindex_engines import Library, library, settings, shown
-from support.reasoning_llm import Reasoning, Told, by_hand, spans
+from support.reasoning_llm import ObservedStore, ReasoningLLM, calls_of_the_original, spans
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
@@ -31,13 +31,13 @@ TWO = '[{"choice": 2, "reason": "ships"}, {"choice": 1, "reason": "fields"}]'
 
 
 @pytest.fixture(scope="module")
-def shared_llm() -> Reasoning:
-    return Reasoning(ONE, "reason")
+def shared_llm() -> ReasoningLLM:
+    return ReasoningLLM(ONE, "reason")
 
 
 @pytest.fixture(scope="module")
-def pool(shared_llm: Reasoning) -> Iterator[EnginePool]:
-    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": Told(shared_llm)}
+def pool(shared_llm: ReasoningLLM) -> Iterator[EnginePool]:
+    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": ObservedStore(shared_llm)}
     with EnginePool.local({"llm": shared_llm, **engines}) as made:
         yield made
 
@@ -50,7 +50,7 @@ def stock(pool: EnginePool) -> Iterator[Library]:
 
 
 @pytest.fixture
-def llm(shared_llm: Reasoning) -> Reasoning:
+def llm(shared_llm: ReasoningLLM) -> ReasoningLLM:
     shared_llm.__init__(ONE, "reason")  # type: ignore[misc]
     return shared_llm
 
@@ -67,32 +67,34 @@ def several(stock: Library) -> RouterQueryEngine:
     return router(stock, LLMMultiSelector.from_defaults(stock.llm))
 
 
-def outcome(engine: Any, llm: Reasoning, way: str = "query") -> tuple[Any, Counter[str]]:
+def outcome(engine: Any, llm: ReasoningLLM, way: str = "query") -> tuple[Any, Counter[str]]:
     """The answer or the error, and the prompts."""
-    llm.asked.clear()
+    llm.requests.clear()
     try:
         found = shown(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
     except Exception as error:
         found = type(error), str(error)
-    return found, Counter(request.prompt.flat() for request in llm.asked)
+    return found, Counter(request.prompt.flat() for request in llm.requests)
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
 @pytest.mark.parametrize(("make", "chosen"), [(single, ONE), (several, TWO), (several, ONE), (single, TWO)])
 def test_chosen_engine_searches_before_the_reason_is_generated(
-    stock: Library, llm: Reasoning, make: Any, chosen: str, way: str
+    stock: Library, llm: ReasoningLLM, make: Any, chosen: str, way: str
 ) -> None:
-    llm.chosen = chosen
+    llm.choice = chosen
     plain, fast = outcome(make(stock), llm, way), accelerate(make(stock))
-    llm.held = not (make is single and chosen is TWO)  # who is to choose one is not expected to choose another
+    llm.waits_for_search = not (
+        make is single and chosen is TWO
+    )  # who is to choose one is not expected to choose another
     assert outcome(fast, llm, way) == plain
-    assert llm.in_time == [True] * chosen.count("reason") * llm.held
-    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+    assert llm.in_time == [True] * chosen.count("reason") * llm.waits_for_search
+    assert calls_of_the_original(fast) == [] and spans(fast, outcome="wasted") == []
 
 
-def test_answer_is_requested_before_the_reason_is_generated(stock: Library, llm: Reasoning) -> None:
+def test_answer_is_requested_before_the_reason_is_generated(stock: Library, llm: ReasoningLLM) -> None:
     fast = accelerate(single(stock))
-    llm.held = True
+    llm.waits_for_search = True
     fast.query(ASKED)
     trace = {span.primitive: span for span in fast.last_trace().spans}
     answers = [span for span in trace.values() if span.primitive.startswith("answers[0]/") and span.engine == "llm"]
@@ -105,7 +107,7 @@ def test_explain_names_speculative_calls_of_a_router(stock: Library, make: Any) 
     assert "each model call of answers as soon as its item is written" in explanation and "no gain" not in explanation
 
 
-def test_speculate_off_searches_after_the_choice(stock: Library, llm: Reasoning) -> None:
+def test_speculate_off_searches_after_the_choice(stock: Library, llm: ReasoningLLM) -> None:
     plain, fast = outcome(single(stock), llm), accelerate(single(stock), speculate="off")
     assert outcome(fast, llm) == plain
     trace = {span.primitive: span for span in fast.last_trace().spans}
@@ -129,21 +131,21 @@ def test_speculate_off_searches_after_the_choice(stock: Library, llm: Reasoning)
     ],
 )
 @pytest.mark.parametrize("make", [single, several])
-def test_every_spelling_of_a_choice_is_parsed(stock: Library, llm: Reasoning, make: Any, chosen: str) -> None:
-    llm.chosen = chosen
+def test_every_spelling_of_a_choice_is_parsed(stock: Library, llm: ReasoningLLM, make: Any, chosen: str) -> None:
+    llm.choice = chosen
     fast = accelerate(make(stock))
     plain = outcome(make(stock), llm)
     assert outcome(fast, llm) == plain
     assert spans(fast, outcome="wasted") == []
-    assert by_hand(fast) == [] and any("/engine1" in name for name in spans(fast))
+    assert calls_of_the_original(fast) == [] and any("/engine1" in name for name in spans(fast))
 
 
 @pytest.mark.parametrize("make", [single, several])
-def test_revised_choice_wastes_only_the_work_of_the_first(stock: Library, llm: Reasoning, make: Any) -> None:
+def test_revised_choice_wastes_only_the_work_of_the_first(stock: Library, llm: ReasoningLLM, make: Any) -> None:
     """What was begun for it is waste, and nothing else of it is seen."""
-    llm.chosen = '[{"choice": 1, "choice": 2, "reason": "JSON takes the last one"}]'
+    llm.choice = '[{"choice": 1, "choice": 2, "reason": "JSON takes the last one"}]'
     plain, prompts = outcome(make(stock), llm)
-    llm.held = True
+    llm.waits_for_search = True
     fast = accelerate(make(stock))
     found, more = outcome(fast, llm)
     assert found == plain and llm.in_time == [True]
@@ -166,10 +168,10 @@ def test_revised_choice_wastes_only_the_work_of_the_first(stock: Library, llm: R
 )
 @pytest.mark.parametrize("make", [single, several])
 def test_invalid_choice_raises_the_originals_error_without_warning(
-    stock: Library, llm: Reasoning, make: Any, chosen: str, caplog: pytest.LogCaptureFixture
+    stock: Library, llm: ReasoningLLM, make: Any, chosen: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plain error, and no word of what was begun in vain."""
-    llm.chosen = chosen
+    llm.choice = chosen
     plain, _ = outcome(make(stock), llm)
     assert outcome(accelerate(make(stock)), llm)[0] == plain and isinstance(plain[0], type)
     assert not [r for r in caplog.records if r.name == "teola_plugin" and r.levelno >= logging.WARNING]
@@ -187,19 +189,19 @@ class OwnRetriever(BaseRetriever):
 
 @pytest.mark.parametrize(("known", "chosen", "early"), [(1, 1, True), (1, 2, False), (0, 1, False)])
 def test_router_prefetches_only_engines_that_are_lowered(
-    stock: Library, llm: Reasoning, known: int, chosen: int, early: bool
+    stock: Library, llm: ReasoningLLM, known: int, chosen: int, early: bool
 ) -> None:
     """Those that are begin as ever; what the answer is made of is not known then."""
     own = RetrieverQueryEngine.from_args(OwnRetriever(), llm=stock.llm)
     engines = [*[stock.rag(), stock.rag(k=2)][:known], *[own] * (2 - known)]
     tools = [QueryEngineTool.from_defaults(one, name=name) for name, one in zip("ab", engines, strict=True)]
-    llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
+    llm.choice = f'[{{"choice": {chosen}, "reason": "a"}}]'
 
     def make() -> RouterQueryEngine:
         return RouterQueryEngine(LLMSingleSelector.from_defaults(stock.llm), tools, llm=stock.llm)
 
     plain, fast = outcome(make(), llm), accelerate(make())
-    llm.held = early
+    llm.waits_for_search = early
     assert outcome(fast, llm) == plain and llm.in_time == [True] * early
     assert spans(fast, outcome="wasted") == []
 
@@ -245,7 +247,7 @@ def custom(stock: Library, kind: str) -> BaseSelector:
 
 
 @pytest.mark.parametrize("kind", ["parser", "contrary", "fixed"])
-def test_user_selectors_get_no_speculative_calls(stock: Library, llm: Reasoning, kind: str) -> None:
+def test_user_selectors_get_no_speculative_calls(stock: Library, llm: ReasoningLLM, kind: str) -> None:
     """Nothing is guessed of what they choose."""
     plain, fast = outcome(router(stock, custom(stock, kind)), llm), accelerate(router(stock, custom(stock, kind)))
     assert outcome(fast, llm) == plain

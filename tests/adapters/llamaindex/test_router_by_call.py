@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector, PydanticSingleSelector
 from llama_index.core.selectors.prompts import DEFAULT_SINGLE_PYD_SELECT_PROMPT_TMPL
 from support.llamaindex_engines import Library, chat_mock, library, settings, shown
-from support.reasoning_llm import Reasoning, Told, by_hand, spans
+from support.reasoning_llm import ObservedStore, ReasoningLLM, calls_of_the_original, spans
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
@@ -38,13 +38,13 @@ def several(*indices: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared_llm() -> Reasoning:
-    return Reasoning(one(), '"reason')
+def shared_llm() -> ReasoningLLM:
+    return ReasoningLLM(one(), '"reason')
 
 
 @pytest.fixture(scope="module")
-def pool(shared_llm: Reasoning) -> Iterator[EnginePool]:
-    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": Told(shared_llm)}
+def pool(shared_llm: ReasoningLLM) -> Iterator[EnginePool]:
+    engines = {"embedder": FakeEmbedder(), "reranker": FakeReranker(), "store": ObservedStore(shared_llm)}
     with EnginePool.local({"llm": shared_llm, **engines}) as made:
         yield made
 
@@ -57,14 +57,14 @@ def stock(pool: EnginePool) -> Iterator[Library]:
 
 
 @pytest.fixture
-def llm(shared_llm: Reasoning) -> Reasoning:
+def llm(shared_llm: ReasoningLLM) -> ReasoningLLM:
     shared_llm.__init__(one(), '"reason')  # type: ignore[misc]
     return shared_llm
 
 
-def found(router: Any, llm: Reasoning, way: str) -> tuple[Any, Counter[str]]:
+def found(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, Counter[str]]:
     """The answer, the nodes or the error; and the prompts."""
-    llm.asked.clear()
+    llm.requests.clear()
     name = ("a" if way == "async" else "") + ("retrieve" if isinstance(router, BaseRetriever) else "query")
     try:
         made = getattr(router, name)(ASKED)
@@ -72,7 +72,7 @@ def found(router: Any, llm: Reasoning, way: str) -> tuple[Any, Counter[str]]:
         made = [(n.score, n.node.get_content()) for n in made] if isinstance(made, list) else shown(made)
     except Exception as error:
         made = type(error), str(error)
-    return made, Counter(request.prompt.flat() for request in llm.asked)
+    return made, Counter(request.prompt.flat() for request in llm.requests)
 
 
 def chooses(prompts: Counter[str]) -> Counter[str]:
@@ -86,40 +86,40 @@ ways = pytest.mark.parametrize("way", ["sync", "async"])
 @ways
 @pytest.mark.parametrize("chosen", [one(), several(2, 1), several(1)])
 def test_engine_chosen_by_call_searches_before_the_reason_is_generated(
-    stock: Library, llm: Reasoning, chosen: str, way: str
+    stock: Library, llm: ReasoningLLM, chosen: str, way: str
 ) -> None:
-    llm.chosen, many = chosen, "Multi" in chosen
+    llm.choice, many = chosen, "Multi" in chosen
     plain, fast = found(stock.router_by_call(several=many), llm, way), accelerate(stock.router_by_call(several=many))
-    llm.held = True
+    llm.waits_for_search = True
     assert found(fast, llm, way) == plain
     assert llm.in_time == [True] * chosen.count('"reason')
-    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+    assert calls_of_the_original(fast) == [] and spans(fast, outcome="wasted") == []
 
 
 @ways
 @pytest.mark.parametrize("many", [False, True])
 def test_chosen_retriever_searches_before_the_reason_is_generated(
-    stock: Library, llm: Reasoning, many: bool, way: str
+    stock: Library, llm: ReasoningLLM, many: bool, way: str
 ) -> None:
-    llm.chosen = '[{"choice": 2, "reason": "a"}' + ', {"choice": 1, "reason": "b"}' * many + "]"
+    llm.choice = '[{"choice": 2, "reason": "a"}' + ', {"choice": 1, "reason": "b"}' * many + "]"
     selector = LLMMultiSelector.from_defaults(stock.llm) if many else None
     plain, fast = found(stock.searching_router(selector), llm, way), accelerate(stock.searching_router(selector))
-    llm.held = True
+    llm.waits_for_search = True
     assert found(fast, llm, way) == plain
     assert llm.in_time == [True] * (2 if many else 1)
-    assert by_hand(fast) == [] and spans(fast, outcome="wasted") == []
+    assert calls_of_the_original(fast) == [] and spans(fast, outcome="wasted") == []
 
 
 @ways
 def test_retrievers_chosen_by_call_search_before_reasons_are_generated(
-    stock: Library, llm: Reasoning, way: str
+    stock: Library, llm: ReasoningLLM, way: str
 ) -> None:
     """A router of retrievers whose model calls a function, below an engine."""
-    llm.chosen = several(2, 1)
+    llm.choice = several(2, 1)
     kind = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
     plain, fast = found(stock.searching_router(kind), llm, way), accelerate(stock.searching_router(kind))
-    llm.held = True
-    assert found(fast, llm, way) == plain and llm.in_time == [True, True] and by_hand(fast) == []
+    llm.waits_for_search = True
+    assert found(fast, llm, way) == plain and llm.in_time == [True, True] and calls_of_the_original(fast) == []
 
 
 WRITTEN = [
@@ -144,10 +144,10 @@ WRITTEN = [
 @ways
 @pytest.mark.parametrize("chosen", WRITTEN)
 def test_every_spelling_of_a_choice_by_call_is_parsed(
-    stock: Library, llm: Reasoning, chosen: str, way: str, caplog: pytest.LogCaptureFixture
+    stock: Library, llm: ReasoningLLM, chosen: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The plain answer, or the plain error; and no word of what was begun in vain."""
-    llm.chosen = chosen
+    llm.choice = chosen
     plain, prompts = found(stock.router_by_call(), llm, way)
     made, more = found(accelerate(stock.router_by_call()), llm, way)
     assert made == plain and chooses(prompts) == chooses(more)
@@ -159,9 +159,9 @@ def test_every_spelling_of_a_choice_by_call_is_parsed(
     "chosen", ["[]", "neither", '[{"choice": 7, "reason": "a"}]', '[{"choice": 0, "reason": "a"}]']
 )
 def test_invalid_retriever_choice_gives_the_originals_result(
-    stock: Library, llm: Reasoning, chosen: str, way: str
+    stock: Library, llm: ReasoningLLM, chosen: str, way: str
 ) -> None:
-    llm.chosen = chosen
+    llm.choice = chosen
     plain, _ = found(stock.searching_router(), llm, way)
     assert found(accelerate(stock.searching_router()), llm, way)[0] == plain
 
@@ -176,16 +176,16 @@ class OwnRetriever(BaseRetriever):
 @ways
 @pytest.mark.parametrize("chosen", [1, 2])
 def test_router_prefetches_only_retrievers_that_are_lowered(
-    stock: Library, llm: Reasoning, chosen: int, way: str
+    stock: Library, llm: ReasoningLLM, chosen: int, way: str
 ) -> None:
-    llm.chosen = f'[{{"choice": {chosen}, "reason": "a"}}]'
+    llm.choice = f'[{{"choice": {chosen}, "reason": "a"}}]'
 
     def make() -> Any:
         return stock.searching_router(None, stock.index.as_retriever, OwnRetriever)
 
     plain, fast = found(make(), llm, way), accelerate(make())
-    llm.held = chosen == 1
-    assert found(fast, llm, way) == plain and llm.in_time == [True] * llm.held
+    llm.waits_for_search = chosen == 1
+    assert found(fast, llm, way) == plain and llm.in_time == [True] * llm.waits_for_search
     assert spans(fast, outcome="wasted") == []
 
 
@@ -213,7 +213,7 @@ UNKNOWN = {
 
 @ways
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_program_chooses_before_any_search(stock: Library, llm: Reasoning, name: str, way: str) -> None:
+def test_unknown_program_chooses_before_any_search(stock: Library, llm: ReasoningLLM, name: str, way: str) -> None:
     def make() -> RouterQueryEngine:
         return RouterQueryEngine(PydanticSingleSelector(UNKNOWN[name](stock)), stock.tools(), llm=stock.llm)
 
@@ -222,18 +222,18 @@ def test_unknown_program_chooses_before_any_search(stock: Library, llm: Reasonin
     assert not any(name.startswith("answers") for name in spans(fast)) and spans(fast, outcome="wasted") == []
 
 
-def test_bound_llm_of_a_selector_runs_on_the_engine(stock: Library, llm: Reasoning) -> None:
+def test_bound_llm_of_a_selector_runs_on_the_engine(stock: Library, llm: ReasoningLLM) -> None:
     own = chat_mock(max_tokens=3)
     selector = PydanticSingleSelector.from_defaults(llm=own)  # type: ignore[arg-type]
     router = RouterQueryEngine(selector, stock.tools(), llm=stock.llm)
-    llm.held = True
+    llm.waits_for_search = True
     fast = accelerate(router, pool=stock.llm.pool, bind=[(own, "llm")])
     assert fast.query(ASKED).metadata["selector_result"].ind == 1
-    assert llm.in_time == [True] and by_hand(fast) == []
+    assert llm.in_time == [True] and calls_of_the_original(fast) == []
     assert router._selector is selector and selector._selector_program._llm is own  # type: ignore[attr-defined]
 
 
-def test_speculate_off_searches_after_the_choice_by_call(stock: Library, llm: Reasoning) -> None:
+def test_speculate_off_searches_after_the_choice_by_call(stock: Library, llm: ReasoningLLM) -> None:
     plain, fast = found(stock.router_by_call(), llm, "sync"), accelerate(stock.router_by_call(), speculate="off")
     assert found(fast, llm, "sync") == plain
     trace = {span.primitive: span for span in fast.last_trace().spans}
@@ -241,7 +241,7 @@ def test_speculate_off_searches_after_the_choice_by_call(stock: Library, llm: Re
     assert searches and all(one.queued >= trace["select.parsed"].queued for one in searches)
 
 
-def test_speculative_calls_of_a_router_send_no_spans(stock: Library, llm: Reasoning) -> None:
+def test_speculative_calls_of_a_router_send_no_spans(stock: Library, llm: ReasoningLLM) -> None:
     """Spans and events of LlamaIndex's instrumentation are the plain ones, each once."""
     from llama_index.core.instrumentation import get_dispatcher
     from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler

@@ -45,7 +45,7 @@ def loop() -> Iterator[None]:
 
 @pytest.fixture
 def stub(server: Stub) -> Stub:
-    server.asked.clear()
+    server.requests.clear()
     return server
 
 
@@ -71,17 +71,17 @@ def test_engines_auto_serves_the_models_of_an_engine(stub: Stub, index: VectorSt
     rerank = SentenceTransformerRerank(model=str(reranker_folder()), top_n=2, device="cpu")
     mode: Any = {"response_mode": "accumulate", "similarity_top_k": 3, "node_postprocessors": [rerank]}
     plain = index.as_query_engine(llm=llm_of(stub), **mode)
-    wanted, sent = WAYS[way](plain), sorted(map(str, stub.asked))
+    wanted, sent = WAYS[way](plain), sorted(map(str, stub.requests))
     fast = accelerate(plain, engines="auto")
     session = fast.__teola_session__
     kinds = {type(one.obj).__name__ for one in session.serving.bound}
     assert kinds == {"OpenAILike", "HuggingFaceEmbedding", "SentenceTransformerRerank"}, fast.explain()
-    stub.asked.clear()
+    stub.requests.clear()
     found = WAYS[way](fast)
     assert str(found) == str(wanted)
     assert [node.text for node in found.source_nodes] == [node.text for node in wanted.source_nodes]
     assert [node.score for node in found.source_nodes] == pytest.approx([node.score for node in wanted.source_nodes])
-    assert sorted(map(str, stub.asked)) == sent, "the very requests of the plain object, and no other"
+    assert sorted(map(str, stub.requests)) == sent, "the very requests of the plain object, and no other"
     explanation = fast.explain()
     assert (
         "prompts={'query': 'query: ', 'document': 'passage: '}" in explanation
@@ -106,13 +106,13 @@ def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: Stub, index: Vect
     wanted = str(plain.query("what is a primitive?"))
     fast = accelerate(plain, engines="auto")
     for engine in (fast, accelerate(plain)):
-        stub.asked.clear()
+        stub.requests.clear()
         stub.go.clear()
         with ThreadPoolExecutor(1) as threads:
             answer = threads.submit(engine.query, "what is a primitive?")
-            assert came(lambda: len(stub.asked) == 3)
+            assert came(lambda: len(stub.requests) == 3)
             stub.go.set()
-            assert str(answer.result(20)) == wanted and len(stub.asked) == 3
+            assert str(answer.result(20)) == wanted and len(stub.requests) == 3
     trace = fast.last_trace()
     assert trace is not None and len([span for span in trace.spans if span.engine.startswith("llm")]) == 3
 

@@ -57,7 +57,7 @@ def found(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
 
 def test_tools_are_sent_to_the_engine(model: TeolaLLM, llm: ScriptedLLM) -> None:
     model.chat_with_tools(TOOLS, "what is 1 + 2?", chat_history=[ChatMessage(role="system", content="be brief")])
-    [request] = llm.asked
+    [request] = llm.requests
     assert [one["function"]["name"] for one in json.loads(request.prompt.tools)] == ["add", "look"]
     assert [(m.role, m.content) for m in request.prompt.messages] == [
         ("system", "be brief"),
@@ -66,7 +66,7 @@ def test_tools_are_sent_to_the_engine(model: TeolaLLM, llm: ScriptedLLM) -> None
     assert not request.sampling.json_schema
     model.chat_with_tools([], "hi")
     model.chat([ChatMessage("hi")])
-    assert [one.prompt.tools for one in llm.asked[1:]] == ["", ""]
+    assert [one.prompt.tools for one in llm.requests[1:]] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_required_tool_choice_constrains_the_answer_to_a_call(
     llm.answer = lambda request: call("look", at="sea")
     made = model.chat_with_tools(TOOLS, "where?", **given)
     assert found(model, made) == [("look", {"at": "sea"})] and not made.message.content
-    schema = json.loads(llm.asked[0].sampling.json_schema)
+    schema = json.loads(llm.requests[0].sampling.json_schema)
     assert [one["properties"]["name"]["enum"] for one in schema.get("anyOf", [schema])] == [[name] for name in names]
 
 
@@ -142,7 +142,7 @@ def test_next_prompt_includes_tool_calls_and_results(model: TeolaLLM, llm: Scrip
     llm.answer = lambda request: f"Well. <tool_call>{call('add', a=1, b=2)}</tool_call>"
     message = model.chat_with_tools(TOOLS, "hi").message
     model.chat_with_tools(TOOLS, chat_history=[ChatMessage("hi"), message, ChatMessage(role="tool", content="3")])
-    shown = [(m.role, m.content) for m in llm.asked[-1].prompt.messages]
+    shown = [(m.role, m.content) for m in llm.requests[-1].prompt.messages]
     assert shown == [("user", "hi"), ("assistant", f"Well.\n{call('add', a=1, b=2)}"), ("tool", "3")]
 
 
@@ -212,4 +212,4 @@ def test_function_calling_program_returns_the_parsed_object(model: TeolaLLM, llm
     program = FunctionCallingProgram.from_defaults(
         output_cls=Fact, llm=model, prompt_template_str="A fact?", tool_required=True
     )
-    assert program() == Fact(of="sheep") and json.loads(llm.asked[0].sampling.json_schema)
+    assert program() == Fact(of="sheep") and json.loads(llm.requests[0].sampling.json_schema)

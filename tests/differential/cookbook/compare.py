@@ -12,7 +12,7 @@ from typing import Any
 from differential.cookbook.bench import Bench
 from differential.recording import _ID, WAYS, Outcome, Way, observe, plain
 from langchain_core.runnables import Runnable
-from support.books import rows
+from support.request_counts import rows
 
 from teola_plugin.pool import EnginePool
 

@@ -13,9 +13,9 @@ from differential.graphs.plain import Names, plain, unnamed
 from differential.graphs.recorder import Recorder
 from differential.graphs.ways import GRAPH, RUNNABLE, is_async
 from langgraph.pregel import Pregel
-from support.books import Books
 from support.graphs import Case, Kit, Turn
 from support.graphs.kit import Stop
+from support.request_counts import RequestCounts
 
 THREAD = {"configurable": {"thread_id": "thread"}}
 
@@ -32,17 +32,17 @@ class Seen:
     remembered: Any
     """What is in the store and in the node cache."""
     events: Any
-    done: Counter[str]
+    side_effects: Counter[str]
     """What user code did."""
-    asked: Counter[str]
+    original_requests: Counter[str]
     """By the plain object, of the pool."""
-    reached: Books
+    counts: RequestCounts
     raced: bool
 
 
-def see(kit: Kit, case: Case, way: str, books: Books, graphs: Sequence[Any] | None = None) -> Seen:
+def see(kit: Kit, case: Case, way: str, counts: RequestCounts, graphs: Sequence[Any] | None = None) -> Seen:
     """The turns of a case, by `graphs` in turn (all made of this kit)."""
-    books.clear()
+    counts.clear()
     recorder = Recorder()
     graphs = graphs or [case.build(kit)]
     results = [_called(graphs[i % len(graphs)], turn, way, recorder) for i, turn in enumerate(case.turns)]
@@ -56,9 +56,9 @@ def see(kit: Kit, case: Case, way: str, books: Books, graphs: Sequence[Any] | No
         saved=in_order(names(saved(kit))),
         remembered=in_order(names(_remembered(kit))),
         events=Counter(map(repr, names(tuple(events)))) if raced else names(tuple(events)),
-        done=kit.done.copy(),
-        asked=Counter({names(key): n for key, n in books.asked.items()}),
-        reached=books.copy(),
+        side_effects=kit.side_effects.copy(),
+        original_requests=Counter({names(key): n for key, n in counts.original_requests.items()}),
+        counts=counts.copy(),
         raced=raced,
     )
 
@@ -136,14 +136,18 @@ def _remembered(kit: Kit) -> Any:
     return plain([*items, *cached])
 
 
+_COMPARED = ("results", "state", "saved", "remembered", "events", "side_effects", "original_requests")
+"""Fields of `Seen` that must be equal."""
+
+
 def differences(before: Seen, after: Seen, case: Case) -> list[str]:
     """What the second shows otherwise than the first; after the failure of a sibling only results count."""
     found = []
-    for what in ("results",) if case.fails else ("results", "state", "saved", "remembered", "events", "done", "asked"):
+    for what in ("results",) if case.fails else _COMPARED:
         one, other = getattr(before, what), getattr(after, what)
         if one != other:
             found.append(f"{what}:\n{first_difference(one, other)}")
-    if not case.fails and (missing := before.reached.missing(after.reached)):
+    if not case.fails and (missing := before.counts.missing(after.counts)):
         found.append(f"engines were not asked: {missing}")
     return found
 

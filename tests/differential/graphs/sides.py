@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential.graphs.seen import Seen, see
-from support.books import Books, watch
 from support.graphs import Case, Kit
 from support.graphs.kit import TEXTS, engines
+from support.request_counts import RequestCounts, watch
 
 from teola_plugin import accelerate
 from teola_plugin.engines.fake.base import FakeEngine
@@ -20,7 +20,7 @@ from teola_plugin.pool import EnginePool
 @dataclass(frozen=True)
 class Side:
     pool: EnginePool
-    books: Books
+    counts: RequestCounts
     accelerated: bool
 
     def fast(self, made: Any) -> Any:
@@ -33,13 +33,13 @@ class Side:
     def see(self, case: Case, way: str, graphs: Sequence[Any] | None = None, kit: Kit | None = None) -> Seen:
         """A run of a graph made of a fresh kit, or of `graphs` in turn."""
         kit = kit or self.kit()
-        return see(kit, case, way, self.books, graphs or [self.fast(case.build(kit))])
+        return see(kit, case, way, self.counts, graphs or [self.fast(case.build(kit))])
 
 
 @contextmanager
 def side(accelerated: bool, made: Sequence[FakeEngine] = ()) -> Iterator[Side]:
     with EnginePool.local(list(made) or engines()) as pool:
-        books = Books()
-        watch(pool, [pool.engine(name) for name in pool.engine_names], books)
+        counts = RequestCounts()
+        watch(pool, [pool.engine(name) for name in pool.engine_names], counts)
         Kit(pool).documents.add_texts(TEXTS)
-        yield Side(pool, books, accelerated)
+        yield Side(pool, counts, accelerated)

@@ -35,7 +35,7 @@ def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str,
     made = cached_answer(kit)
     two = [made, sooner.fast(made)]
     before, after = [_called(graph, way) for graph in (two if first == "plain" else two[::-1])]
-    assert kit.done == {"model ran": 1}
+    assert kit.side_effects == {"model ran": 1}
     if way == "invoke":
         assert after == before
 
@@ -61,7 +61,7 @@ def test_nodes_with_equal_names_do_not_share_cache_entries(way: str, plainly: Si
     for side in (plainly, sooner):
         kit = side.kit()
         results = [_called(side.fast(make(kit)), way) for make in (cached_answer, _other, cached_answer, _other)]
-        assert kit.done == {"model ran": 1, "retriever ran": 1}
+        assert kit.side_effects == {"model ran": 1, "retriever ran": 1}
         found.append((Names(raced=True)(plain(results)), _keys(kit)))
     assert found[0] == found[1]
 
@@ -90,7 +90,7 @@ def test_cleared_cache_runs_the_node_again(plainly: Side, sooner: Side) -> None:
         graph.clear_cache(["say"])
         assert not any(_keys(kit).values())
         _called(graph, "invoke")
-        assert kit.done == {"model ran": 2}
+        assert kit.side_effects == {"model ran": 2}
 
 
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
@@ -110,4 +110,4 @@ def test_original_and_accelerated_entrypoint_share_cached_tasks(first: str, soon
     two = [workflow, sooner.fast(workflow)]
     one, other = two if first == "plain" else two[::-1]
     assert one.invoke("x") == other.invoke("x")
-    assert kit.done == {"asked": 1}
+    assert kit.side_effects == {"asked": 1}

@@ -37,10 +37,10 @@ def test_graph_called_from_many_threads_gives_the_originals_results(name: str, p
     for side in (plainly, sooner):
         kit, given = _numbered(side)
         graph = side.fast(GRAPHS[name].build(kit))
-        side.books.clear()
+        side.counts.clear()
         with ThreadPoolExecutor(16) as threads:
             made = list(threads.map(graph.invoke, given, map(_config, range(MANY))))
-        found.append((Names(raced=True)(plain(made)), side.books.asked.copy()))
+        found.append((Names(raced=True)(plain(made)), side.counts.original_requests.copy()))
     assert found[0] == found[1]
 
 
@@ -50,9 +50,9 @@ async def test_graph_called_from_many_tasks_gives_the_originals_results(name: st
     for side in (plainly, sooner):
         kit, given = _numbered(side)
         graph = side.fast(GRAPHS[name].build(kit))
-        side.books.clear()
+        side.counts.clear()
         made = await asyncio.gather(*[graph.ainvoke(one, _config(i)) for i, one in enumerate(given)])
-        found.append((Names(raced=True)(plain(list(made))), side.books.asked.copy()))
+        found.append((Names(raced=True)(plain(list(made))), side.counts.original_requests.copy()))
     assert found[0] == found[1]
 
 
@@ -150,7 +150,7 @@ async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: S
         with pytest.raises(asyncio.CancelledError):
             await call
         before = (await made.aget_state(_config(0))).next
-        found.append((before, await made.ainvoke(None, _config(0)), kit.done))
+        found.append((before, await made.ainvoke(None, _config(0)), kit.side_effects))
     assert found[0] == found[1]
 
 
@@ -185,10 +185,10 @@ def test_threads_started_by_a_node_behave_as_in_the_original(plainly: Side, soon
         graph = StateGraph(Reduced)
         graph.add_node(node)
         graph.add_edge(START, "node")
-        side.books.clear()
+        side.counts.clear()
         recorder = Recorder()
         made = side.fast(graph.compile()).invoke({"question": "q"}, {"callbacks": [recorder]})
-        found.append((made, Counter(event[1:3] for event in recorder.events), side.books.asked.copy()))
+        found.append((made, Counter(event[1:3] for event in recorder.events), side.counts.original_requests.copy()))
     assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
     assert found[0][1] == found[1][1]
 
@@ -226,8 +226,8 @@ def test_recursive_graph_gives_the_originals_result(plainly: Side, sooner: Side)
         graph.add_node(node)
         graph.add_edge(START, "node")
         known["graph"] = side.fast(graph.compile())
-        side.books.clear()
-        found.append((known["graph"].invoke({"question": "abc"}), side.books.asked.copy()))
+        side.counts.clear()
+        found.append((known["graph"].invoke({"question": "abc"}), side.counts.original_requests.copy()))
     assert found[0] == found[1]
 
 

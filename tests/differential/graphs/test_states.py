@@ -126,11 +126,11 @@ def _told(side: Side, name: str, read_by: Any = None) -> Any:
     builder, play = STORIES[name]
     kit = side.kit()
     made = GRAPHS[builder].build(kit)
-    side.books.clear()
+    side.counts.clear()
     names = Names()
     seen = names(plain(play(side.fast(made))))
     last = made if read_by is None else read_by(made)
-    return seen, names(states(last, CONFIG)), names(saved(kit)), kit.done, side.books.asked.copy()
+    return seen, names(states(last, CONFIG)), names(saved(kit)), kit.side_effects, side.counts.original_requests.copy()
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -14,7 +14,7 @@ from typing import Any
 from differential.llamaindex.recording import Recorder, plain, recorded
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from support.books import rows
+from support.request_counts import rows
 
 from benchmarks.llamaindex.kits import Kit
 

@@ -62,8 +62,8 @@ def test_every_llm_call_of_a_bound_synthesizer_is_planned(
     synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
     before = answered(synthesizer, way)
     fast = accelerate(synthesizer, pool=pool, bind=[(llm, "llm")])
-    stub.asked.clear()
+    stub.requests.clear()
     after = answered(fast, way)
     assert after == before
     assert MODES[mode] - 1 <= planned(fast.last_trace()) <= MODES[mode]
-    assert sum(body.get("max_tokens") == 9 for _, body in stub.asked) == MODES[mode], "nothing was asked for twice"
+    assert sum(body.get("max_tokens") == 9 for _, body in stub.requests) == MODES[mode], "nothing was asked for twice"

@@ -43,15 +43,15 @@ def test_server_gets_all_requests_of_a_list_before_it_answers(stub: Stub, kind: 
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(fast.query, "slowly, what grows?")
         for _ in range(500):
-            if len(stub.asked) == 4:
+            if len(stub.requests) == 4:
                 break
             time.sleep(0.01)
-        there = len(stub.asked)
+        there = len(stub.requests)
         stub.go.set()
         answer_text = str(answer.result(20))
     settled()
-    assert there == 4 == len(stub.asked)
-    first = list(stub.asked)
-    stub.asked.clear()
+    assert there == 4 == len(stub.requests)
+    first = list(stub.requests)
+    stub.requests.clear()
     plain = str(engine(model(kind, stub)).query("slowly, what grows?"))
-    assert answer_text == plain and sorted(map(str, first)) == sorted(map(str, stub.asked))
+    assert answer_text == plain and sorted(map(str, first)) == sorted(map(str, stub.requests))

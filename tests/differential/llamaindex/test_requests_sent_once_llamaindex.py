@@ -86,11 +86,11 @@ class Server(NamedTuple):
     def requests(self) -> Counter[str]:
         """The bodies that came since the last call, but for warm-ups; where it joins, the form says nothing."""
         before = -1
-        while before != len(self.stub.asked):
-            before = len(self.stub.asked)
+        while before != len(self.stub.requests):
+            before = len(self.stub.requests)
             time.sleep(SETTLED_S)
         bodies = self.stub.generations
-        self.stub.asked.clear()
+        self.stub.requests.clear()
         if self.pool is not None and self.stub.joins:
             bodies = [{key: body[key] for key in body if key not in ("stream", "stream_options")} for body in bodies]
         return Counter(json.dumps(body, sort_keys=True) for body in bodies)
@@ -294,7 +294,7 @@ RETRIEVALS: dict[str, Callable[[Any], Any]] = {
 
 def requests_of(server: Server, call: Callable[[], Any]) -> Counter[str]:
     """All requests that the server gets for a call, by body."""
-    server.stub.asked.clear()
+    server.stub.requests.clear()
     call()
     return server.requests()
 

@@ -14,11 +14,11 @@ from langgraph.types import CachePolicy, Send, interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from support.books import POISON
 from support.graphs.agents import passages
 from support.graphs.case import Turn, case
 from support.graphs.kit import Kit, called, joined
 from support.graphs.middleware import APPROVED, REJECTED
+from support.request_counts import POISON
 from teola_plugin.langchain import TeolaVectorStore, read_only
 
 

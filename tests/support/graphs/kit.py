@@ -20,7 +20,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.store.memory import InMemoryStore
 
-from support.books import POISON
+from support.request_counts import POISON
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
 from teola_plugin.engines.fake.base import NO_FAULTS, FakeEngine, Faults
@@ -92,7 +92,7 @@ class Kit:
     """Accelerates a part of the graph: `accelerate` for the accelerated side, and no change for the original."""
     saver: InMemorySaver = field(default_factory=InMemorySaver)
     cache: InMemoryCache[Any] = field(default_factory=InMemoryCache)
-    done: Counter[str] = field(default_factory=Counter)
+    side_effects: Counter[str] = field(default_factory=Counter)
     """Side effects of user code, and how often each happened."""
 
     def __post_init__(self) -> None:
@@ -115,8 +115,8 @@ class Kit:
     def note(self, what: str) -> int:
         """Count a side effect. Return how often it was counted before."""
         with self._lock:
-            self.done[what] += 1
-            return self.done[what] - 1
+            self.side_effects[what] += 1
+            return self.side_effects[what] - 1
 
     def before(self, what: str) -> int:
         """Count a side effect of this thread of conversation. Return how often it was counted before."""

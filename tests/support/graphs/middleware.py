@@ -20,10 +20,10 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.types import Command, interrupt
 
-from support.books import POISON
 from support.graphs.agents import ADD, SEARCH, adder, passages
 from support.graphs.case import case
 from support.graphs.kit import Kit, called
+from support.request_counts import POISON
 
 
 class Hooks(AgentMiddleware[Any, Any, Any]):

@@ -15,9 +15,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 from typing_extensions import TypedDict
 
-from support.books import POISON
 from support.graphs.case import Case, Turn
 from support.graphs.kit import Kit, joined
+from support.request_counts import POISON
 
 
 class State(TypedDict, total=False):

@@ -43,7 +43,7 @@ def test_subplan_sends_a_request_only_in_the_originals_form(
     asked_in: AnswerForm, fixed: AnswerForm | None, sent: int
 ) -> None:
     async def body(scene: Scene) -> int:
-        scene.ahead(calls=calls(fixed), form=asked_in)
+        scene.prefetch(calls=calls(fixed), form=asked_in)
         await asyncio.sleep(1)
         return scene.count()
 
@@ -52,7 +52,7 @@ def test_subplan_sends_a_request_only_in_the_originals_form(
 
 def test_subplan_without_a_form_sends_no_request_of_fixed_form() -> None:
     async def body(scene: Scene) -> int:
-        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        scene.prefetch(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
         return scene.count()
 
@@ -61,7 +61,7 @@ def test_subplan_without_a_form_sends_no_request_of_fixed_form() -> None:
 
 def test_request_of_fixed_form_is_not_sent_in_unknown_form() -> None:
     async def body(scene: Scene) -> int:
-        scene.ahead(speculative(form="unknown"), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
+        scene.prefetch(speculative(form="unknown"), calls(AnswerForm.WHOLE), form=AnswerForm.WHOLE)
         await asyncio.sleep(1)
         return scene.count()
 
@@ -70,9 +70,9 @@ def test_request_of_fixed_form_is_not_sent_in_unknown_form() -> None:
 
 def test_call_left_to_the_original_is_made_once() -> None:
     async def body(scene: Scene) -> tuple[int, set[str]]:
-        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        scene.prefetch(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
-        await scene.plain()
+        await scene.call_as_original()
         return scene.count(), scene.run.left_to_original
 
     assert in_scene(body) == (1, {"part1/g.p"})
@@ -80,7 +80,7 @@ def test_call_left_to_the_original_is_made_once() -> None:
 
 def test_call_left_to_the_original_logs_no_dead_subplan(caplog: pytest.LogCaptureFixture) -> None:
     async def body(scene: Scene) -> None:
-        scene.ahead(calls=calls(AnswerForm.WHOLE))
+        scene.prefetch(calls=calls(AnswerForm.WHOLE))
         await asyncio.sleep(1)
         scene.trace()
 
@@ -94,11 +94,11 @@ def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int)
     request = Generate(prompt, Sampling(max_tokens=400))
 
     async def body(scene: Scene) -> int:
-        first = scene.ahead(calls={"ask": lambda given: request}, form=AnswerForm.WHOLE)
+        first = scene.prefetch(calls={"ask": lambda given: request}, form=AnswerForm.WHOLE)
         await asyncio.sleep(0.5)
         first.close()
         await asyncio.sleep(0.01)
-        await scene.plain(request)
+        await scene.call_as_original(request)
         return scene.count()
 
     assert in_scene(body) == requests
@@ -107,7 +107,7 @@ def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int)
 def test_carried_request_ends_with_its_query() -> None:
     async def body(scene: Scene) -> list[str]:
         request = Generate(CARRIED, Sampling(max_tokens=4000))
-        scene.ahead(calls={"ask": lambda given: request}).close()
+        scene.prefetch(calls={"ask": lambda given: request}).close()
         await asyncio.sleep(0.5)
         return [span.outcome for span in scene.trace().spans if span.engine == "llm"]
 

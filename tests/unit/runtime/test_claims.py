@@ -87,7 +87,7 @@ class Seen:
     def of(self, kind: PrimitiveKind) -> int:
         return sum(request.kind is kind for request in self.requests)
 
-    def ahead(self, *primitives: Primitive, **inputs: Any) -> QueryRun:
+    def prefetch(self, *primitives: Primitive, **inputs: Any) -> QueryRun:
         given = {"input": NEEDLE, **inputs}
         graph = Graph(primitives, Ref(primitives[-1].id))
         return self.pool.runtime.submit(Query(given), graph, {}, has_original=True)
@@ -122,7 +122,7 @@ def texts(run: QueryRun) -> list[str]:
 
 def test_search_is_claimed_while_its_collection_is_unchanged(seen: Seen) -> None:
     seen.put("old")
-    run = seen.ahead(SEARCH)
+    run = seen.prefetch(SEARCH)
     seen.wait(lambda: seen.of(K.SEARCHING) == 1)
     assert texts(run) == texts(run) == ["old"] and seen.of(K.SEARCHING) == 1
     run.close()
@@ -130,7 +130,7 @@ def test_search_is_claimed_while_its_collection_is_unchanged(seen: Seen) -> None
 
 def test_search_prefetched_before_a_write_is_made_again(seen: Seen) -> None:
     seen.put("old")
-    run = seen.ahead(SEARCH)
+    run = seen.prefetch(SEARCH)
     seen.wait(lambda: seen.of(K.SEARCHING) == 1)
     seen.put("new")
     assert texts(run) == ["new"] and seen.of(K.SEARCHING) == 2
@@ -143,7 +143,7 @@ def test_search_without_version_is_not_claimed_across_user_code(user_code: bool)
     seen = Seen(faults=Faults(no_version=True))
     opaque = [Primitive("user", K.OPAQUE, inputs=named(value=Ref("$input")))] if user_code else []
     with seen.pool:
-        run = seen.ahead(*opaque, SEARCH)
+        run = seen.prefetch(*opaque, SEARCH)
         seen.wait(lambda: seen.of(K.SEARCHING) == 1)
         texts(run)
         assert seen.of(K.SEARCHING) == (2 if user_code else 1)
@@ -186,7 +186,7 @@ def test_claimed_search_outlives_its_subplan_until_it_is_taken() -> None:
 
 def test_planned_rows_are_written_once_by_the_original(seen: Seen) -> None:
     chunks, after = [Chunk("a", "text", {"n": 1})], SEARCH.with_(after=("rows",))
-    run = seen.ahead(WRITE, after, chunks=chunks, vectors=[NEEDLE])
+    run = seen.prefetch(WRITE, after, chunks=chunks, vectors=[NEEDLE])
     threading.Event().wait(0.05)
     assert seen.requests == [], "the graph waits, and so does what it would search for"
     run.call(K.INGESTION, "store", [IngestRow("c", chunks[0], NEEDLE)]).result(5)
@@ -196,7 +196,7 @@ def test_planned_rows_are_written_once_by_the_original(seen: Seen) -> None:
 
 
 def test_rows_changed_by_the_original_are_written_as_changed(seen: Seen) -> None:
-    run = seen.ahead(WRITE, chunks=[Chunk("a", "text", {"n": 1})], vectors=[NEEDLE])
+    run = seen.prefetch(WRITE, chunks=[Chunk("a", "text", {"n": 1})], vectors=[NEEDLE])
     run.call(K.INGESTION, "store", [IngestRow("c", Chunk("a", "text", {"n": True}), NEEDLE)]).result(5)
     run.close()
     [chunk] = seen.pool.admin("store", "get", "c", ["a"]).result(5)
@@ -215,7 +215,7 @@ def test_prefetched_call_that_fails_after_its_claim_is_repeated() -> None:
 
     seen = Seen(faults=Faults(fail_on=first, retryable=False))
     with seen.pool:
-        run = seen.ahead(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
+        run = seen.prefetch(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
         [vector] = run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
         assert len(vector) and 1 <= seen.of(K.EMBEDDING) <= 2
         run.close()
@@ -250,7 +250,7 @@ def test_repeated_prefetch_failure_is_logged_once(
 def test_original_raises_the_error_of_a_repeated_failure() -> None:
     seen = Seen(faults=Faults(fail_on=lambda request: True, retryable=False))
     with seen.pool:
-        run = seen.ahead(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
+        run = seen.prefetch(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$text"))), text="a")
         with pytest.raises(EngineError):
             run.call(K.EMBEDDING, "embedder", [EmbedText("a")]).result(5)
         assert seen.of(K.EMBEDDING) <= 2
@@ -323,7 +323,7 @@ def test_call_after_its_query_keeps_the_tenant(seen: Seen) -> None:
 
 
 def test_open_query_keeps_a_bounded_number_of_claims(seen: Seen) -> None:
-    run = seen.ahead(SEARCH)
+    run = seen.prefetch(SEARCH)
     for number in range(600):
         run.call(K.PREFILLING, "llm", [Generate(Prompt(text=f"{number}"))]).result(5)
     works = seen.pool.runtime._driver.engines.table
@@ -358,11 +358,11 @@ class Fickle(ScriptedLLM):
 
     async def execute(self, batch: Any) -> Any:
         for request in batch:
-            self.asked.append(request.payload)
-            words = ["one ", "two"] if len(self.asked) == 1 else ["three ", "four"]
-            for word in words[: len(self.asked)]:
+            self.requests.append(request.payload)
+            words = ["one ", "two"] if len(self.requests) == 1 else ["three ", "four"]
+            for word in words[: len(self.requests)]:
                 yield Piece(request.id, word)
-            if len(self.asked) == 1:
+            if len(self.requests) == 1:
                 yield Failed(request.id, EngineError("it fell.", engine="llm", retryable=True))
             else:
                 yield Done(request.id, Generation("".join(words), "stop", 1, 2))

@@ -27,12 +27,12 @@ from teola_plugin.runtime.query_run import CallPosition, current_position, durin
 
 def test_deferred_subplan_begins_after_the_first_call_at_its_site() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
+        part = scene.prefetch(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
         with during(current_position, CallPosition(deferred=part.deferred)):
-            await scene.plain()
+            await scene.call_as_original()
         await asyncio.sleep(5)
         assert part.has_begun
-        [call, warm] = [one for one in scene.asked["llm"] if one.kind is not K.FULL_PREFILLING]
+        [call, warm] = [one for one in scene.requests["llm"] if one.kind is not K.FULL_PREFILLING]
         assert call.kind is K.PREFILLING and warm.kind is K.PARTIAL_PREFILLING, "the call goes first"
 
     in_scene(body)
@@ -40,7 +40,7 @@ def test_deferred_subplan_begins_after_the_first_call_at_its_site() -> None:
 
 def test_deferred_subplan_begins_once_scheduled_without_calls() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
+        part = scene.prefetch(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
         await asyncio.sleep(1)
         assert not part.has_begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
         scene.run.schedule_subplans(part.deferred)
@@ -52,15 +52,15 @@ def test_deferred_subplan_begins_once_scheduled_without_calls() -> None:
 
 def test_covered_subplan_begins_only_with_an_unplanned_call() -> None:
     async def body(scene: Scene) -> None:
-        first = scene.ahead()
-        part = scene.ahead(TWO, is_deferred=True, covering="part0")
+        first = scene.prefetch()
+        part = scene.prefetch(TWO, is_deferred=True, covering="part0")
         scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
         with during(current_position, CallPosition(deferred=part.deferred)):
-            await scene.plain()
+            await scene.call_as_original()
             await asyncio.sleep(0.01)
             assert not part.has_begun and scene.count() == 1, "the first part had asked for it"
-            await scene.plain(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
+            await scene.call_as_original(Generate(Prompt(text="something else"), Sampling(max_tokens=4)))
         await asyncio.sleep(0.01)
         assert part.has_begun
         first.close(), part.close()
@@ -70,7 +70,7 @@ def test_covered_subplan_begins_only_with_an_unplanned_call() -> None:
 
 def test_finished_deferred_subplan_never_begins() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.ahead(is_deferred=True)
+        part = scene.prefetch(is_deferred=True)
         scene.run.schedule_subplans(part.deferred)
         scene.run.schedule_subplans(finished=[part])
         await asyncio.sleep(1)
@@ -88,16 +88,20 @@ def fails(given: dict[str, Any]) -> Generate:
 
 def test_failing_subplan_does_not_affect_other_subplans() -> None:
     async def body(scene: Scene) -> None:
-        early, other = scene.ahead(), scene.ahead(value="another")
-        broken = scene.ahead(calls={"ask": fails})
+        early, other = scene.prefetch(), scene.prefetch(value="another")
+        broken = scene.prefetch(calls={"ask": fails})
         before = Primitive("c", K.CALL, inputs=named(x=Ref("$input")), call="c")
-        worse = scene.ahead(graph(before, *generation("g", "c")), {"ask": ask, "c": fails})
+        worse = scene.prefetch(graph(before, *generation("g", "c")), {"ask": ask, "c": fails})
         await asyncio.sleep(0.01)
         assert {name.partition("/")[0] for name in scene.run.errors} == {broken.name, worse.name}
         for part in (broken, worse):
             part.close()
         assert not scene.run.errors, "what they raised is let go with them"
-        assert await scene.plain() and await scene.plain(ask({"text": "another"})) and scene.count() == 2
+        assert (
+            await scene.call_as_original()
+            and await scene.call_as_original(ask({"text": "another"}))
+            and scene.count() == 2
+        )
         for part in (early, other):
             part.close()
         assert scene.trace().outcome == "closed"
@@ -108,7 +112,7 @@ def test_failing_subplan_does_not_affect_other_subplans() -> None:
 def test_subplan_can_be_closed_repeatedly_at_any_time() -> None:
     async def body(scene: Scene) -> None:
         for pause in (0.0, 0.001, 0.1, 5.0):
-            part = scene.ahead(value=f"{pause}")
+            part = scene.prefetch(value=f"{pause}")
             await asyncio.sleep(pause)
             part.close()
             part.close()

@@ -56,7 +56,7 @@ class World:
     async def __aexit__(self, *failure: Any) -> None:
         await self.pool.__aexit__(*failure)
 
-    def ahead(self, decoding: Primitive | None = None) -> QueryRun:
+    def prefetch(self, decoding: Primitive | None = None) -> QueryRun:
         last = decoding or Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")))
         graph = Graph([LEAD, last], Ref(last.id))
         return self.pool.runtime.submit(
@@ -80,7 +80,7 @@ async def from_the_start(**given: Any) -> list[str]:
 def test_unread_generation_reports_first_token_and_end_only() -> None:
     async def main() -> None:
         async with World() as world:
-            run = world.ahead()
+            run = world.prefetch()
             await asyncio.sleep(10)
             assert [request.stream for request in world.requests] == [False]
             assert len(world.pieces) == 1 and not world.readers
@@ -99,7 +99,7 @@ def test_late_reader_gets_the_same_pieces(seconds: float) -> None:
     async def main() -> None:
         expected = await from_the_start()
         async with World() as world:
-            run = world.ahead()
+            run = world.prefetch()
             await asyncio.sleep(seconds)
             assert await read(run) == expected and len(world.requests) == 1
             assert len(world.readers) == (seconds < 5)
@@ -111,7 +111,7 @@ def test_late_reader_gets_the_same_pieces(seconds: float) -> None:
 def test_late_reader_gets_remaining_pieces_as_they_come() -> None:
     async def main() -> None:
         async with World() as world:
-            run = world.ahead()
+            run = world.prefetch()
             await asyncio.sleep(0.2)
             before = asyncio.get_running_loop().time()
             handle, times = run.call(K.PREFILLING, "llm", [ASKED], stream=True), list[float]()
@@ -126,7 +126,7 @@ def test_late_reader_gets_remaining_pieces_as_they_come() -> None:
 def test_engine_without_late_streaming_streams_from_the_start() -> None:
     async def main() -> None:
         async with World(deaf=True) as world:
-            run = world.ahead()
+            run = world.prefetch()
             await asyncio.sleep(0.2)
             assert [request.stream for request in world.requests] == [True]
             assert await read(run) == world.pieces and not world.readers
@@ -138,7 +138,7 @@ def test_engine_without_late_streaming_streams_from_the_start() -> None:
 def test_late_reader_gets_pieces_of_a_drafted_generation() -> None:
     async def main() -> None:
         async with World(drafts=True) as world:
-            run = world.ahead()
+            run = world.prefetch()
             await asyncio.sleep(0.2)
             pieces = await read(run)
             assert "".join(pieces) == TEXT and len(pieces) > 5
@@ -152,7 +152,7 @@ def test_list_read_as_it_is_written_streams_from_the_start() -> None:
         grows = Attributes(items="lines", stream_items=("each",))
         listed = Primitive("text", K.DECODING, "llm", named(prefilling=Ref("lead")), attributes=grows)
         async with World(LINES) as world:
-            run = world.ahead(listed)
+            run = world.prefetch(listed)
             await asyncio.sleep(10)
             assert [request.stream for request in world.requests] == [True] and "".join(world.pieces) == LINES
             run.close()

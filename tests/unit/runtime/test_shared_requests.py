@@ -35,14 +35,14 @@ def test_later_subplan_adopts_requests_of_an_earlier_one(pause: float, stream: b
     """Queued, running or done: one request, which goes on when the earlier part is over."""
 
     async def body(scene: Scene) -> None:
-        first = scene.ahead()
+        first = scene.prefetch()
         await asyncio.sleep(pause)
-        second = scene.ahead()
+        second = scene.prefetch()
         first.close()
         await asyncio.sleep(0.01)
-        text = await scene.plain(stream=stream)
+        text = await scene.call_as_original(stream=stream)
         assert scene.count() == 1 and text
-        assert await scene.plain() == text and scene.count() == 2, "two calls stay two"
+        assert await scene.call_as_original() == text and scene.count() == 2, "two calls stay two"
         second.close()
         assert scene.trace().wasted() == (0, 0)
 
@@ -51,7 +51,7 @@ def test_later_subplan_adopts_requests_of_an_earlier_one(pause: float, stream: b
 
 def test_request_is_cancelled_when_its_last_subplan_closes() -> None:
     async def body(scene: Scene) -> list[int]:
-        parts, left = [scene.ahead() for _ in range(3)], []
+        parts, left = [scene.prefetch() for _ in range(3)], []
         for part in parts:
             await asyncio.sleep(0.02)
             part.close()
@@ -66,10 +66,10 @@ def test_request_is_cancelled_when_its_last_subplan_closes() -> None:
 
 def test_later_subplan_that_closes_first_keeps_the_shared_request() -> None:
     async def body(scene: Scene) -> None:
-        scene.ahead()
+        scene.prefetch()
         await asyncio.sleep(0.02)
-        scene.ahead().close()
-        assert await scene.plain() and scene.count() == 1
+        scene.prefetch().close()
+        assert await scene.call_as_original() and scene.count() == 1
         assert scene.trace().wasted() == (0, 0)
 
     in_scene(body)
@@ -77,11 +77,11 @@ def test_later_subplan_that_closes_first_keeps_the_shared_request() -> None:
 
 def test_finished_result_outlives_its_subplan() -> None:
     async def body(scene: Scene) -> None:
-        first = scene.ahead()
+        first = scene.prefetch()
         await asyncio.sleep(5)
         first.close()
-        scene.ahead()
-        await scene.plain()
+        scene.prefetch()
+        await scene.call_as_original()
         assert scene.count() == 1
         trace = scene.trace()
         assert trace.wasted() == (0, 0) and trace.summary()["requests"] >= 1
@@ -93,13 +93,13 @@ def test_called_chain_adopts_the_prefetched_request_exclusively() -> None:
     """What runs in a node brings a graph of its own, which is no lookahead."""
 
     async def body(scene: Scene) -> None:
-        ahead = scene.ahead()
+        ahead = scene.prefetch()
         await asyncio.sleep(0.01)
-        chain = scene.ahead(lookahead=False)
+        chain = scene.prefetch(lookahead=False)
         ahead.close()
-        await scene.plain()
+        await scene.call_as_original()
         assert scene.count() == 1
-        again = scene.ahead(lookahead=False)
+        again = scene.prefetch(lookahead=False)
         await asyncio.sleep(0.01)
         assert scene.count() == 2, "another call of the chain is another generation"
         for part in (chain, again):
@@ -115,9 +115,9 @@ def test_slow_subplan_adopts_a_request_made_meanwhile(first: str) -> None:
 
     async def body(scene: Scene) -> None:
         slow = graph(Primitive("slow", K.EMBEDDING, "embedder", named(texts=Ref("$input"))), *late())
-        scene.ahead(slow)
-        chain = scene.ahead(lookahead=False) if first == "the chain" else None
-        answer = asyncio.ensure_future(scene.plain())
+        scene.prefetch(slow)
+        chain = scene.prefetch(lookahead=False) if first == "the chain" else None
+        answer = asyncio.ensure_future(scene.call_as_original())
         await asyncio.sleep(5)
         assert await answer and scene.count() == 1
         if chain is not None:
@@ -134,10 +134,10 @@ def late() -> list[Primitive]:
 
 def test_equal_generations_of_one_subplan_stay_two() -> None:
     async def body(scene: Scene) -> None:
-        scene.ahead(TWO)
+        scene.prefetch(TWO)
         await asyncio.sleep(0.01)
-        scene.ahead(TWO)
-        await asyncio.gather(scene.plain(), scene.plain())
+        scene.prefetch(TWO)
+        await asyncio.gather(scene.call_as_original(), scene.call_as_original())
         assert scene.count() == 2, "neither one for both, nor asked again by the second part"
 
     in_scene(body)
@@ -149,10 +149,10 @@ def test_subplans_of_one_gang_do_not_share_generations() -> None:
     async def body(scene: Scene) -> None:
         for step in ("step1", "step2"):
             for _ in range(3):
-                scene.ahead(gang=step)
+                scene.prefetch(gang=step)
             await asyncio.sleep(0.01)
             assert scene.count() == 3
-        await asyncio.gather(*(scene.plain() for _ in range(3)))
+        await asyncio.gather(*(scene.call_as_original() for _ in range(3)))
         assert scene.count() == 3
 
     in_scene(body)
@@ -161,10 +161,10 @@ def test_subplans_of_one_gang_do_not_share_generations() -> None:
 def test_repeated_call_of_a_loop_is_prefetched_each_round() -> None:
     async def body(scene: Scene) -> None:
         for turn in (1, 2, 3):
-            part = scene.ahead()
+            part = scene.prefetch()
             await asyncio.sleep(0.01)
             assert scene.count() == turn, "what the plain object has had is no longer to come"
-            await scene.plain()
+            await scene.call_as_original()
             assert scene.count() == turn
             part.close()
 
@@ -174,8 +174,8 @@ def test_repeated_call_of_a_loop_is_prefetched_each_round() -> None:
 def test_embedding_is_adopted_by_a_later_subplan() -> None:
     async def body(scene: Scene) -> None:
         embed = graph(Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$input"))))
-        first = scene.ahead(embed)
-        scene.ahead(embed)
+        first = scene.prefetch(embed)
+        scene.prefetch(embed)
         first.close()
         await asyncio.sleep(0.001)
         await scene.run.call(K.EMBEDDING, "embedder", [EmbedText(QUESTION)])
@@ -227,9 +227,9 @@ ITEM_VALUES = ("d#0", "e0", "d#1", "e1")
 def test_adopted_stream_delivers_items_as_they_close(pause: float) -> None:
     async def body(scene: Scene) -> list[float]:
         came = stored(scene)
-        first = scene.ahead(graph(*listed()))
+        first = scene.prefetch(graph(*listed()))
         await asyncio.sleep(pause)
-        second = scene.ahead(graph(*listed()))
+        second = scene.prefetch(graph(*listed()))
         first.close()
         await asyncio.sleep(5)
         assert scene.count() == 1 and scene.count(K.EMBEDDING) == 2
@@ -245,7 +245,7 @@ def test_adopted_stream_delivers_items_as_they_close(pause: float) -> None:
 
 async def _alone(scene: Scene) -> list[float]:
     came = stored(scene)
-    part = scene.ahead(graph(*listed()))
+    part = scene.prefetch(graph(*listed()))
     await asyncio.sleep(5)
     return [came[f"{part.name}/{name}"] for name in ITEM_VALUES]
 
@@ -255,14 +255,14 @@ def test_adopted_request_has_one_span_in_the_trace(pause: float) -> None:
     """With the times at which it ran, whoever was there then; its tokens count once."""
 
     async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
-        scene.ahead(graph(*listed()))
+        scene.prefetch(graph(*listed()))
         await asyncio.sleep(10)
         return _times(scene.trace())
 
     async def adopted(scene: Scene) -> list[tuple[str, str, float, float, int]]:
-        first = scene.ahead(graph(*listed()))
+        first = scene.prefetch(graph(*listed()))
         await asyncio.sleep(pause)
-        scene.ahead(graph(*listed()))
+        scene.prefetch(graph(*listed()))
         first.close()
         await asyncio.sleep(10)
         return _times(scene.trace())
@@ -283,14 +283,14 @@ def test_map_items_are_adopted_one_by_one() -> None:
     answers = graph(Primitive("m", K.MAP, inputs=named(items=Ref("$input")), fragment=Fragment(each, each.output)))
 
     async def body(scene: Scene) -> None:
-        first = scene.ahead(answers, value=["a", "b"])
+        first = scene.prefetch(answers, value=["a", "b"])
         await asyncio.sleep(0.01)
-        second = scene.ahead(answers, value=["b", "c"])
+        second = scene.prefetch(answers, value=["b", "c"])
         first.close()
         await asyncio.sleep(0.01)
         assert scene.count() == 3
         for text in ("b", "c"):
-            await scene.plain(ask({"text": text}))
+            await scene.call_as_original(ask({"text": text}))
         assert scene.count() == 3
         second.close()
         assert scene.trace().wasted()[0] == 1, "nobody asked for the first"
@@ -303,14 +303,14 @@ def test_map_items_are_adopted_one_by_one() -> None:
 def test_prefix_is_warmed_up_once_per_query(pause: float, over: bool) -> None:
     async def body(scene: Scene) -> None:
         given = {"known": QUESTION * 20, "slow": "text " * 3000}
-        first = scene.ahead(warmed(), {"begin": begin}, given)
+        first = scene.prefetch(warmed(), {"begin": begin}, given)
         await asyncio.sleep(pause)
         if over and pause == 1.0:
             first.close()
-        scene.ahead(warmed(), {"begin": begin}, {**given, "slow": "another " * 3000})
+        scene.prefetch(warmed(), {"begin": begin}, {**given, "slow": "another " * 3000})
         await asyncio.sleep(5)
         assert scene.count(K.PARTIAL_PREFILLING) == 1 and scene.count(K.FULL_PREFILLING) == 1
-        scene.ahead(warmed(), {"begin": begin}, {"known": "another", "slow": "third " * 3000})
+        scene.prefetch(warmed(), {"begin": begin}, {"known": "another", "slow": "third " * 3000})
         await asyncio.sleep(5)
         assert scene.count(K.PARTIAL_PREFILLING) == 2
 
@@ -320,10 +320,10 @@ def test_prefix_is_warmed_up_once_per_query(pause: float, over: bool) -> None:
 def test_prompt_waits_for_shared_warm_up_only_if_it_began() -> None:
     async def body(scene: Scene) -> float:
         for number in range(4):  # they fill the engine
-            scene.ahead(value=f"{number} " * 400)
+            scene.prefetch(value=f"{number} " * 400)
         given = {"known": QUESTION, "slow": "text"}
         for _ in range(2):
-            scene.ahead(warmed(), {"begin": begin}, given)
+            scene.prefetch(warmed(), {"begin": begin}, given)
         await asyncio.sleep(10)
         spans = scene.trace().finished()
         full, warm = spans["part6/g.p"], spans["part6/w"]

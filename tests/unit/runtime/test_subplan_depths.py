@@ -49,10 +49,10 @@ def test_subplan_depth_counts_from_the_whole_query(monkeypatch: pytest.MonkeyPat
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> None:
-        scene.ahead(depth=0, value="a")
-        scene.ahead(depth=5, value="b")
+        scene.prefetch(depth=0, value="a")
+        scene.prefetch(depth=5, value="b")
         token = current_position.set(CallPosition(depth=3))
-        scene.ahead(value="c")
+        scene.prefetch(value="c")
         current_position.reset(token)
 
     in_scene(body)
@@ -65,7 +65,7 @@ def test_original_call_has_the_depth_of_its_call_site(monkeypatch: pytest.Monkey
     async def body(scene: Scene) -> None:
         for depth, text in ((2, "a"), (0, "b"), (7, "c")):
             token = current_position.set(CallPosition(depth))
-            await scene.plain(ask({"text": text}))
+            await scene.call_as_original(ask({"text": text}))
             current_position.reset(token)
 
     in_scene(body)
@@ -76,9 +76,9 @@ def test_original_call_is_deeper_than_prefetched_calls(monkeypatch: pytest.Monke
     seen = watched(monkeypatch)
 
     async def body(scene: Scene) -> None:
-        scene.ahead(depth=4)
+        scene.prefetch(depth=4)
         token = current_position.set(CallPosition(2))
-        await scene.plain(ask({"text": "unplanned"}))
+        await scene.call_as_original(ask({"text": "unplanned"}))
         current_position.reset(token)
 
     in_scene(body)
@@ -88,12 +88,12 @@ def test_original_call_is_deeper_than_prefetched_calls(monkeypatch: pytest.Monke
 def test_original_call_overtakes_queued_prefetched_calls() -> None:
     async def body(scene: Scene) -> list[str]:
         for number in range(2):  # they fill the engine
-            scene.ahead(value=f"{number} " * 400)
+            scene.prefetch(value=f"{number} " * 400)
         for text in ("later", "much later"):
-            scene.ahead(value=text)
+            scene.prefetch(value=text)
         await asyncio.sleep(0.001)
-        await scene.plain(ask({"text": "now"}))
-        return [request.payload.prompt.text for request in scene.asked["llm"]][2:3]
+        await scene.call_as_original(ask({"text": "now"}))
+        return [request.payload.prompt.text for request in scene.requests["llm"]][2:3]
 
     assert in_scene(body, most=2) == ["now"]
 
@@ -104,18 +104,20 @@ def test_adopted_request_takes_the_greater_depth(who: str, monkeypatch: pytest.M
 
     async def body(scene: Scene) -> list[str]:
         for number in range(2):  # they fill the engine
-            scene.ahead(value=f"{number} " * 400, depth=9)
+            scene.prefetch(value=f"{number} " * 400, depth=9)
         for text, depth in ((QUESTION, 1), ("first", 4), ("last", 0)):
-            scene.ahead(value=text, depth=depth)
+            scene.prefetch(value=text, depth=depth)
         await asyncio.sleep(0.001)
         token = current_position.set(CallPosition(8))
-        answer = asyncio.ensure_future(scene.plain()) if who == "the plain object" else scene.ahead()
+        answer = asyncio.ensure_future(scene.call_as_original()) if who == "the plain object" else scene.prefetch()
         await asyncio.sleep(0.001)
         current_position.reset(token)
         assert seen["part3/g.p"] == (8 if who == "the plain object" else 9)
         await asyncio.sleep(10)
         assert isinstance(answer, SubplanRun) or await answer
-        order = [request.payload.prompt.text for request in scene.asked["llm"] if isinstance(request.payload, Generate)]
+        order = [
+            request.payload.prompt.text for request in scene.requests["llm"] if isinstance(request.payload, Generate)
+        ]
         return order[2:]
 
     assert in_scene(body, most=2) == [QUESTION, "first", "last"]
@@ -133,9 +135,9 @@ def test_grown_depth_reaches_the_subplan_that_made_the_request(monkeypatch: pyte
 
     async def body(scene: Scene) -> None:
         for number in range(2):
-            scene.ahead(value=f"{number} " * 400)
-        scene.ahead()
-        scene.ahead(deep, {**CALLS, "three": lambda v: [1, 2, 3]})
+            scene.prefetch(value=f"{number} " * 400)
+        scene.prefetch()
+        scene.prefetch(deep, {**CALLS, "three": lambda v: [1, 2, 3]})
         await asyncio.sleep(0.2)
         assert "part4/g.p" not in seen and seen["part3/g.p"] == 8
 
@@ -171,8 +173,8 @@ def test_parallel_subplans_are_scheduled_as_a_gang(monkeypatch: pytest.MonkeyPat
 
     async def body(scene: Scene) -> None:
         for text in ("a", "b"):
-            scene.ahead(rated, {"ask": lambda given: ask({"text": str(given["text"])})}, text, gang="step1.rate")
-        scene.ahead(value="alone")
+            scene.prefetch(rated, {"ask": lambda given: ask({"text": str(given["text"])})}, text, gang="step1.rate")
+        scene.prefetch(value="alone")
         await asyncio.sleep(5)
 
     in_scene(body)
@@ -187,14 +189,14 @@ def test_branch_calls_join_the_gang_of_their_planned_requests(monkeypatch: pytes
     async def branch(scene: Scene, text: str) -> None:
         token = current_position.set(CallPosition(depth=2, gang="step1.rate"))
         if text == "planned":
-            scene.ahead(value=text, lookahead=False)
-        await scene.plain(ask({"text": text}), stream=text == "streamed")
+            scene.prefetch(value=text, lookahead=False)
+        await scene.call_as_original(ask({"text": text}), stream=text == "streamed")
         current_position.reset(token)
 
     async def body(scene: Scene) -> None:
         await asyncio.gather(*(branch(scene, text) for text in ("planned", "one", "two", "streamed")))
-        await scene.plain(ask({"text": "after"}))
-        first, second = (scene.plain(ask({"text": text})) for text in ("x", "y"))
+        await scene.call_as_original(ask({"text": "after"}))
+        first, second = (scene.call_as_original(ask({"text": text})) for text in ("x", "y"))
         await asyncio.gather(first, second)
 
     in_scene(body)
@@ -216,7 +218,7 @@ def test_gang_request_becomes_latency_bound_if_adopted_alone(monkeypatch: pytest
     async def body(scene: Scene) -> list[Standing]:
         found = []
         for gang in ("one", "two", ""):
-            scene.ahead(gang=gang)
+            scene.prefetch(gang=gang)
             await asyncio.sleep(0)
             found.append(seen["part1/g.p"])
         return found
@@ -230,7 +232,7 @@ def test_branches_do_not_delay_other_queries() -> None:
     async def body(scene: Scene) -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         current_position.set(CallPosition(gang="step1.rate"))
-        rest = [asyncio.ensure_future(scene.plain(ask({"text": f"{n} " * 50}))) for n in range(24)]
+        rest = [asyncio.ensure_future(scene.call_as_original(ask({"text": f"{n} " * 50}))) for n in range(24)]
         await asyncio.sleep(0.05)
         current_position.set(CallPosition())
         begun, other = loop.time(), scene.pool.runtime.watch(Query({"input": None}))
@@ -252,14 +254,14 @@ def test_branches_share_their_successor_but_not_their_own_calls(monkeypatch: pyt
 
     async def body(scene: Scene) -> None:
         for _ in range(3):
-            scene.ahead(nodes, calls, gang="step1.rate", members="rate")
+            scene.prefetch(nodes, calls, gang="step1.rate", members="rate")
         await asyncio.sleep(0.01)
         assert scene.count() == 4
         token = current_position.set(CallPosition(gang="step1.rate"))
-        chains = [scene.ahead(lookahead=False) for _ in range(3)]
-        await asyncio.gather(*(scene.plain() for _ in range(3)))
+        chains = [scene.prefetch(lookahead=False) for _ in range(3)]
+        await asyncio.gather(*(scene.call_as_original() for _ in range(3)))
         current_position.reset(token)
-        await scene.plain(ask({"text": "unite"}))
+        await scene.call_as_original(ask({"text": "unite"}))
         assert scene.count() == 4 and len(chains) == 3
 
     in_scene(body)

@@ -92,7 +92,7 @@ class FanOut(Workflow):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
-        self.llm, self.now, self.most = stage.llm, 0, 0
+        self.llm, self.now, self.most_at_once = stage.llm, 0, 0
 
     @step
     async def split(self, ctx: Context, ev: StartEvent) -> Part | None:
@@ -103,7 +103,7 @@ class FanOut(Workflow):
     @step(num_workers=2)
     async def work(self, ev: Part) -> Done:
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.most_at_once = max(self.most_at_once, self.now)
         said = str(await self.llm.acomplete(f"part {ev.number}"))
         await asyncio.sleep(0.02)
         self.now -= 1
@@ -112,7 +112,7 @@ class FanOut(Workflow):
     @step
     async def join(self, ctx: Context, ev: Done) -> StopEvent | None:
         found = ctx.collect_events(ev, [Done] * 5)
-        return None if found is None else StopEvent(result=(self.most, sorted(one.said for one in found)))
+        return None if found is None else StopEvent(result=(self.most_at_once, sorted(one.said for one in found)))
 
 
 class Retrying(Workflow):

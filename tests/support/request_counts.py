@@ -33,71 +33,75 @@ _WRITE, _GENERATION = "ingest ", "generate "
 
 
 @dataclass(slots=True)
-class Books:
+class RequestCounts:
     """Counts of requests, and of side effects of user code. Any thread may write them."""
 
-    asked: Counter[str] = field(default_factory=Counter)
+    original_requests: Counter[str] = field(default_factory=Counter)
     """Requests of the original to engines, and calls of their administration. It made or claimed them."""
-    reached: Counter[str] = field(default_factory=Counter)
+    engine_requests: Counter[str] = field(default_factory=Counter)
     """Requests that reached the engines, prefetched ones included."""
-    done: Counter[str] = field(default_factory=Counter)
+    side_effects: Counter[str] = field(default_factory=Counter)
     """Side effects of user code, calls of the user's own models included."""
-    struck: int = 0
+    poisoned_calls: int = 0
     """Number of calls of models and engines that failed because their content held `POISON`."""
 
     def clear(self) -> None:
-        for book in (self.asked, self.reached, self.done):
-            book.clear()
-        self.struck = 0
+        for counter in (self.original_requests, self.engine_requests, self.side_effects):
+            counter.clear()
+        self.poisoned_calls = 0
 
-    def copy(self) -> Books:
-        return Books(self.asked.copy(), self.reached.copy(), self.done.copy(), self.struck)
+    def copy(self) -> RequestCounts:
+        return RequestCounts(
+            self.original_requests.copy(), self.engine_requests.copy(), self.side_effects.copy(), self.poisoned_calls
+        )
 
-    def missing(self, later: Books) -> Counter[str]:
+    def missing(self, later: RequestCounts) -> Counter[str]:
         """Return the requests that reached engines here but not in `later`.
 
         Equal requests count once, because pure work may be shared. Generations count as often as they were made.
         """
-        return _merged(self.reached) - _merged(later.reached)
+        return _merged(self.engine_requests) - _merged(later.engine_requests)
 
     @property
     def writes(self) -> Counter[str]:
         """Return the rows that reached a store."""
-        return Counter({key: n for key, n in self.reached.items() if key.startswith(_WRITE)})
+        return Counter({key: n for key, n in self.engine_requests.items() if key.startswith(_WRITE)})
 
     def note(self, what: str) -> int:
         """Count a side effect. Return how often it was counted before."""
-        self.done[what] += 1
-        return self.done[what] - 1
+        self.side_effects[what] += 1
+        return self.side_effects[what] - 1
 
 
 def _merged(reached: Counter[str]) -> Counter[str]:
     return Counter({key: n if key.startswith(_GENERATION) else 1 for key, n in reached.items()})
 
 
-def watch(pool: EnginePool, engines: Sequence[Engine], books: Books) -> None:
-    """Count in `books`, from now on, what the original requests of the pool and what reaches the engines."""
+def watch(pool: EnginePool, engines: Sequence[Engine], counts: RequestCounts) -> None:
+    """Count in `counts`, from now on, what the original requests of the pool and what reaches the engines."""
     call, admin = pool.call, pool.admin
 
     def watched_call(kind: PrimitiveKind, engine: str, payloads: Sequence[Any], **more: Any) -> Any:
-        books.asked.update(shown(payload) for payload in payloads)
-        books.struck += sum(POISON in str(payload) for payload in payloads)
+        counts.original_requests.update(shown(payload) for payload in payloads)
+        counts.poisoned_calls += sum(POISON in str(payload) for payload in payloads)
         return call(kind, engine, payloads, **more)
 
     def watched_admin(engine: str, method: str, *args: Any) -> Future[Any]:
-        books.asked[f"{method} {args}"] += 1
+        counts.original_requests[f"{method} {args}"] += 1
         return admin(engine, method, *args)
 
     pool.call, pool.admin = watched_call, watched_admin  # type: ignore[method-assign]
     for engine in engines:
-        _watch_engine(engine, books)
+        _watch_engine(engine, counts)
 
 
-def _watch_engine(engine: Engine, books: Books) -> None:
+def _watch_engine(engine: Engine, counts: RequestCounts) -> None:
     execute = engine.execute
 
     def watched(batch: Sequence[Request]) -> AsyncIterator[Result]:
-        books.reached.update(shown(request.payload) for request in batch if not isinstance(request.payload, Warmup))
+        counts.engine_requests.update(
+            shown(request.payload) for request in batch if not isinstance(request.payload, Warmup)
+        )
         return execute(batch)
 
     engine.execute = watched  # type: ignore[method-assign]
