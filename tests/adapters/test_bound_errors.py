@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -34,13 +34,13 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["carried", "own"])
-def pool(stub: Stub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
+def pool(stub: OpenAIStub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
     here = OpenAIServer("llm", base_url=stub.base_url, model=MODEL, dedicated=request.param, calibrate=False)
     with EnginePool.local([here, OpenAIServer("gone", base_url=NOWHERE, model=MODEL, check=False)]) as made:
         yield made
@@ -79,7 +79,7 @@ def raised(ask: Callable[[Any, str], Any], model: Any, text: str) -> Any:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", CHAT)
 def test_bound_langchain_chat_model_raises_the_originals_errors(
-    stub: Stub, pool: EnginePool, way: str, fault: str
+    stub: OpenAIStub, pool: EnginePool, way: str, fault: str
 ) -> None:
     text, options = FAULTS[fault]
     given = {"base_url": options.get("url", stub.base_url), "timeout": options.get("timeout", 20.0)}
@@ -91,7 +91,9 @@ def test_bound_langchain_chat_model_raises_the_originals_errors(
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", LLM)
-def test_bound_llamaindex_llm_raises_the_originals_errors(stub: Stub, pool: EnginePool, way: str, fault: str) -> None:
+def test_bound_llamaindex_llm_raises_the_originals_errors(
+    stub: OpenAIStub, pool: EnginePool, way: str, fault: str
+) -> None:
     text, options = FAULTS[fault]
     given: dict[str, Any] = {"api_base": options.get("url", stub.base_url), "timeout": options.get("timeout", 20.0)}
     own = OpenAILike(model=MODEL, api_key="none", is_chat_model=True, max_retries=0, **given)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin.adapters.automatic_engines import ServedPool
 from teola_plugin.adapters.engine_specs import ServerSpec, is_private
@@ -44,12 +44,12 @@ def test_public_addresses_are_not_private(url: str) -> None:
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
-def test_served_pool_has_one_engine_per_server_and_model(stub: Stub) -> None:
+def test_served_pool_has_one_engine_per_server_and_model(stub: OpenAIStub) -> None:
     served = ServedPool()
     assert served.pool is None
     pool, name = served.engine_for(ServerSpec(MODEL, False, stub.base_url))
@@ -71,7 +71,7 @@ def test_served_pool_has_one_engine_per_server_and_model(stub: Stub) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system forks no processes")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forked_process_has_no_served_pool(stub: Stub) -> None:
+def test_forked_process_has_no_served_pool(stub: OpenAIStub) -> None:
     from teola_plugin.adapters.automatic_engines import PROCESS
 
     pool, _ = PROCESS.engine_for(ServerSpec(MODEL, False, stub.base_url))

@@ -137,10 +137,10 @@ def end(address: str, name: str) -> None:
 @pytest.mark.parametrize("newer", [False, True], ids=["v1", "v2"])
 def test_deployment_waits_for_an_autoscaling_cluster(newer: bool, tmp_path: Path) -> None:
     """With Ray's own autoscaler, whose provider of nodes starts processes of this machine."""
-    from support.growing_cluster import growing
+    from support.growing_cluster import growing_cluster
 
     lines: list[str] = []
-    with growing(newer, head={"CPU": 1}, worker={"CPU": 1, "GPU": 1}) as address:
+    with growing_cluster(newer, head={"CPU": 1}, worker={"CPU": 1, "GPU": 1}) as address:
         assert room._can_grow()
         deploy.up(pool("growing", llm={"gpus": 1}), address, on_waiting=lines.append)
         end(address, "growing")

@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_huggingface import HuggingFaceEmbeddings
 from langchain_openai import ChatOpenAI
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
@@ -88,7 +88,7 @@ def test_unknown_engine_in_bind_raises_with_known_names(shared: EnginePool) -> N
 
 
 @pytest.fixture(scope="module")
-def carried(ray_address: str) -> Iterator[tuple[EnginePool, Stub]]:
+def carried(ray_address: str) -> Iterator[tuple[EnginePool, OpenAIStub]]:
     with openai_stub() as stub:
         engines = {"llm": {"kind": "openai", "base_url": stub.base_url, "model": MODEL}}
         deploy.up(PoolConfig.model_validate({"name": "carried", "engines": engines}), ray_address)
@@ -101,7 +101,7 @@ def carried(ray_address: str) -> Iterator[tuple[EnginePool, Stub]]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("word", ["hello", "refuse"])
-def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: str, word: str) -> None:
+def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, OpenAIStub], way: str, word: str) -> None:
     pool, stub = carried
     model = ChatOpenAI(base_url=stub.base_url, api_key="none", model=MODEL, temperature=0.0, max_retries=0)
     chain = ChatPromptTemplate.from_template(word + " {question}") | model
@@ -119,7 +119,7 @@ def test_chat_openai_keeps_its_own_code(carried: tuple[EnginePool, Stub], way: s
     assert seen(accelerate(chain, pool=pool, bind=[(model, "llm")])) == seen(chain)
 
 
-def test_model_of_another_server_is_refused(carried: tuple[EnginePool, Stub]) -> None:
+def test_model_of_another_server_is_refused(carried: tuple[EnginePool, OpenAIStub]) -> None:
     model = ChatOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", model=MODEL)
     with pytest.raises(RegistrationError, match="talks to http://127"):
         accelerate(ChatPromptTemplate.from_template("{q}") | model, pool=carried[0], bind=[(model, "llm")])

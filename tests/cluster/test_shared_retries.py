@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.ports import Heard, entry, event
+from support.ports import PortReports, entry, event
 
 from teola_plugin.cluster.client.shared_engine import SharedEngine
 from teola_plugin.cluster.client.shared_port import SharedPort
@@ -28,7 +28,7 @@ class Line:
         self.orders.append(order)
 
 
-async def lost_and_found(listener: Heard, *, read: bool) -> tuple[SharedPort, Line]:
+async def lost_and_found(listener: PortReports, *, read: bool) -> tuple[SharedPort, Line]:
     """A request of which `one two` was said when the host was lost; it was sent again."""
     one = SharedPort("pool", SharedEngine(FACTS), Hello("me", 1, (3, 11), "1"), listener.listener())
     line = one._link = Line()  # type: ignore[assignment]
@@ -44,7 +44,7 @@ async def lost_and_found(listener: Heard, *, read: bool) -> tuple[SharedPort, Li
 
 @pytest.mark.parametrize("read", [True, False])
 async def test_repeated_pieces_after_a_retry_are_delivered_once(read: bool) -> None:
-    listener = Heard()
+    listener = PortReports()
     one, _ = await lost_and_found(listener, read=read)
     one._receive_all([RequestPiece("a", Piece("a", "one two")), RequestPiece("a", Piece("a", " three"))])
     one._receive_all([RequestEnded("a", Generation("one two three"))])
@@ -53,7 +53,7 @@ async def test_repeated_pieces_after_a_retry_are_delivered_once(read: bool) -> N
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_different_retry_fails_if_text_was_delivered(ends: bool) -> None:
-    listener = Heard()
+    listener = PortReports()
     one, line = await lost_and_found(listener, read=True)
     one._receive_all([RequestEnded("a", Generation("other")) if ends else RequestPiece("a", Piece("a", "other"))])
     assert isinstance(listener.error("a"), EngineError) and "another" in str(listener.error("a"))
@@ -61,7 +61,7 @@ async def test_different_retry_fails_if_text_was_delivered(ends: bool) -> None:
 
 
 async def test_different_retry_is_used_if_no_text_was_delivered() -> None:
-    listener = Heard()
+    listener = PortReports()
     one, _ = await lost_and_found(listener, read=False)
     one._receive_all([RequestPiece("a", Piece("a", "other")), RequestEnded("a", Generation("other text"))])
     assert listener.text("a") == "other text"

@@ -142,7 +142,7 @@ def observe(chain: Runnable[Any, Any], way: str, given: Any, call: Way | None = 
     recorder = Recorder()
     full = {"callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **config}
     failed = False
-    garbage.keep()  # the collection below need not look through what was there before
+    garbage.freeze_objects()  # the collection below need not look through what was there before
     try:
         value = (call or WAYS[way])(chain, given, full)
         raced = "stream" in way and any(isinstance(chunk, dict) for chunk in value)

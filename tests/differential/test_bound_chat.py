@@ -11,7 +11,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_openai import ChatOpenAI
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -22,13 +22,13 @@ QUESTION = {"question": "What grows?", "template": "a name that a function of ou
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def pool(stub: Stub) -> Iterator[EnginePool]:
+def pool(stub: OpenAIStub) -> Iterator[EnginePool]:
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False)) as made:
         yield made
 
@@ -54,7 +54,7 @@ CHAINS: dict[str, tuple[Callable[[Any], Runnable[Any, Any]], int]] = {
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_call_of_a_bound_chat_model_is_planned(name: str, way: str, pool: EnginePool, stub: Stub) -> None:
+def test_every_call_of_a_bound_chat_model_is_planned(name: str, way: str, pool: EnginePool, stub: OpenAIStub) -> None:
     make, calls = CHAINS[name]
     model = ChatOpenAI(model=MODEL, base_url=stub.base_url, api_key="none", temperature=0.0, max_retries=0)  # type: ignore[arg-type]
     chain = make(model)

@@ -28,7 +28,7 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -72,7 +72,7 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Server(NamedTuple):
-    stub: Stub
+    stub: OpenAIStub
     pool: EnginePool | None
     """None for the side without one."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.ports import Heard, entry, event, port
+from support.ports import PortReports, entry, event, port
 
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import EngineError, EngineUnavailable
@@ -118,7 +118,7 @@ def test_real_embedder_and_reranker_fail_bad_requests_alone(kind: K) -> None:
     async def check() -> None:
         await engine.start()
         try:
-            listener = Heard()
+            listener = PortReports()
             one = port(engine, listener)
             bad: list[Any] = [EmbedText(t) if embeds else ScorePair("q", t) for t in BAD_TEXTS]
             good = EmbedText("x") if embeds else ScorePair("q", "x")
@@ -141,7 +141,7 @@ def test_real_embedder_and_reranker_fail_bad_requests_alone(kind: K) -> None:
 @pytest.mark.vllm
 def test_vllm_engine_fails_bad_requests_alone(session_llm: SessionLlm) -> None:
     async def check() -> None:
-        listener = Heard()
+        listener = PortReports()
         one = port(session_llm.engine, listener)
         bad = [chat(text) for text in BAD_TEXTS[:3]] + [Generate(Prompt(text=text)) for text in BAD_TEXTS if text]
         bad.append(Generate(Prompt(text=_Unreadable("x"))))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import EnginePool
 from teola_plugin.engines.openai import OpenAIServer
@@ -20,13 +20,13 @@ HI = Prompt((Message("user", "Hi"),))
 
 
 @pytest.fixture
-def vllm() -> Iterator[Stub]:
+def vllm() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         made.kind = "vllm"
         yield made
 
 
-async def sent(stub: Stub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
+async def sent(stub: OpenAIStub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
     """The body of the request."""
     engine = OpenAIServer(base_url=stub.base_url, model=MODEL, drafts=drafts)
     await engine.start()
@@ -40,7 +40,7 @@ async def sent(stub: Stub, payload: Generate, *, drafts: bool = True, **about: A
     return stub.requests[-1][1]
 
 
-async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: Stub) -> None:
+async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: OpenAIStub) -> None:
     body = await sent(vllm, Generate(HI), drafts=True, app="mine", tenant="t")
     assert body["vllm_xargs"] == {"teola_app": "mine", "teola_tenant": "t"}
     engine = OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)
@@ -54,7 +54,7 @@ async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: Stub) -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_drafts_are_not_sent_to_other_or_undeclared_servers(
-    vllm: Stub, declared: bool, caplog: pytest.LogCaptureFixture
+    vllm: OpenAIStub, declared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     vllm.kind = "stub" if declared else "vllm"
     with caplog.at_level(logging.WARNING, "teola_plugin"):
@@ -62,7 +62,7 @@ async def test_drafts_are_not_sent_to_other_or_undeclared_servers(
     assert ("says that it is stub instead of vLLM" in caplog.text) == declared
 
 
-async def test_sampled_requests_are_sent_without_drafts(vllm: Stub) -> None:
+async def test_sampled_requests_are_sent_without_drafts(vllm: OpenAIStub) -> None:
     assert "vllm_xargs" not in await sent(vllm, Generate(HI, Sampling(temperature=0.7)), app="mine")
 
 
@@ -79,7 +79,7 @@ async def test_sampled_requests_are_sent_without_drafts(vllm: Stub) -> None:
     ],
 )
 async def test_carried_requests_get_drafts_from_their_content(
-    vllm: Stub, more: dict[str, Any], first: str | None
+    vllm: OpenAIStub, more: dict[str, Any], first: str | None
 ) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
     history: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ async def test_carried_requests_get_drafts_from_their_content(
     assert body == {key: value for key, value in {**request, "temperature": 0}.items() if key != "vllm_xargs"}
 
 
-def test_pool_forget_and_reset_are_sent_to_the_server(vllm: Stub) -> None:
+def test_pool_forget_and_reset_are_sent_to_the_server(vllm: OpenAIStub) -> None:
     with EnginePool.local(llm=OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)) as pool:
         pool.reset()
         pool.forget("t")

@@ -9,7 +9,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from support.api_server import ApiServer
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.cluster.config import PoolConfig
@@ -25,7 +25,7 @@ SESSION = "x-dynamo-session-id"
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
@@ -48,24 +48,24 @@ def without(bodies: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in body.items() if name not in names} for body in bodies]
 
 
-def session_headers(stub: Stub, name: str = SESSION) -> list[str | None]:
+def session_headers(stub: OpenAIStub, name: str = SESSION) -> list[str | None]:
     return [{key.lower(): value for key, value in headers.items()}.get(name) for headers in stub.headers]
 
 
-async def test_hints_are_not_sent_unless_declared(stub: Stub) -> None:
+async def test_hints_are_not_sent_unless_declared(stub: OpenAIStub) -> None:
     await send(OpenAIServer(base_url=stub.base_url), request())
     [body] = stub.generations
     assert not {"priority", "nvext"} & body.keys()
     assert session_headers(stub) == [None]
 
 
-async def test_vllm_gets_the_order_of_the_engine_scheduler(stub: Stub) -> None:
+async def test_vllm_gets_the_order_of_the_engine_scheduler(stub: OpenAIStub) -> None:
     await send(OpenAIServer(base_url=stub.base_url, hints="vllm"), request(priority=3), request(priority=9))
     assert [body["priority"] for body in stub.generations] == [3, 9]
     assert without(stub.generations, "priority")[0].keys() == without(stub.generations, "priority")[1].keys()
 
 
-async def test_dynamo_gets_priority_length_and_session(stub: Stub) -> None:
+async def test_dynamo_gets_priority_length_and_session(stub: OpenAIStub) -> None:
     urgent, batch = request("one", depth=2), request("one", depth=2, objective="throughput", query="q8")
     await send(OpenAIServer(base_url=stub.base_url, hints="dynamo"), urgent, batch)
     first, second = [body["nvext"] for body in stub.generations]
@@ -77,7 +77,7 @@ async def test_dynamo_gets_priority_length_and_session(stub: Stub) -> None:
     assert str(ids[0]).endswith("-q7")
 
 
-async def test_hints_change_no_other_field_of_the_request(stub: Stub) -> None:
+async def test_hints_change_no_other_field_of_the_request(stub: OpenAIStub) -> None:
     await send(OpenAIServer(base_url=stub.base_url), request())
     await send(OpenAIServer(base_url=stub.base_url, hints="dynamo", session_header="X-Session-ID"), request())
     plain, hinted = stub.generations
@@ -86,7 +86,7 @@ async def test_hints_change_no_other_field_of_the_request(stub: Stub) -> None:
     assert session_headers(stub, "x-session-id")[1]
 
 
-async def test_prefix_goes_to_the_replica_of_its_query(stub: Stub) -> None:
+async def test_prefix_goes_to_the_replica_of_its_query(stub: OpenAIStub) -> None:
     engine = OpenAIServer(base_url=stub.base_url, hints="dynamo", prefix_caching=True)
     prompt = Prompt((Message("user", f"The beginning of a prompt. {UNKNOWN}"),))
     warmup = Request("w", PrimitiveKind.PARTIAL_PREFILLING, Warmup(prompt), query="q7", background=True)
@@ -128,7 +128,7 @@ def test_hint_fields_of_the_user_are_kept() -> None:
     assert own["nvext"] == {"agent_hints": {"osl": 99}, "annotations": ["x"]}
 
 
-def test_bound_model_sends_hints_with_its_own_request(stub: Stub) -> None:
+def test_bound_model_sends_hints_with_its_own_request(stub: OpenAIStub) -> None:
     headers = {"X-Session-ID": "mine"}
     model = ChatOpenAI(base_url=stub.base_url, api_key=SecretStr("key"), model=MODEL, default_headers=headers)
     expected = model.invoke("hello").content
@@ -150,7 +150,7 @@ def test_invalid_hint_options_raise(options: dict[str, Any], message: str) -> No
         OpenAIServer(base_url="http://localhost:1/v1", **options)
 
 
-async def test_pool_file_declares_hints(stub: Stub) -> None:
+async def test_pool_file_declares_hints(stub: OpenAIStub) -> None:
     text = f"""
 engines:
   llm:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fixed_replies import JSON_VALUES
-from support.search_stub import KEY, PAGES, Stub, search_stub
+from support.search_stub import KEY, PAGES, SearchStub, search_stub
 
 from teola_plugin.engines.base import Engine
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
@@ -36,13 +36,13 @@ DOCUMENTS = [{"url": url, "title": title, "text": text} for url, title, text in 
 
 
 @pytest.fixture(scope="module")
-def shared_stub() -> Iterator[Stub]:
+def shared_stub() -> Iterator[SearchStub]:
     with search_stub() as stub:
         yield stub
 
 
 @pytest.fixture
-def stub(shared_stub: Stub) -> Stub:
+def stub(shared_stub: SearchStub) -> SearchStub:
     shared_stub.requests.clear()
     shared_stub.statuses.clear()
     shared_stub.go.clear()
@@ -50,7 +50,7 @@ def stub(shared_stub: Stub) -> Stub:
     return shared_stub
 
 
-def engine_of(service: str, stub: Stub, **options: Any) -> WebSearchEngine:
+def engine_of(service: str, stub: SearchStub, **options: Any) -> WebSearchEngine:
     key = {} if service == "searxng" else {"api_key": KEY}
     return WebSearchEngine("web", service=service, base_url=stub.url, **key, **options)
 
@@ -75,7 +75,7 @@ class _Web(_Searches):
     service = ""
 
     @pytest.fixture(autouse=True)
-    def _stub(self, stub: Stub) -> None:
+    def _stub(self, stub: SearchStub) -> None:
         self.stub = stub
 
     async def make(self) -> Engine:
@@ -143,7 +143,7 @@ def test_invalid_retry_after_uses_the_default_delay(header: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_hits_are_the_same_for_every_service(service: str, stub: Stub) -> None:
+async def test_hits_are_the_same_for_every_service(service: str, stub: SearchStub) -> None:
     [hits, nothing] = await outcomes(engine_of(service, stub), SearchText("oats", 2), SearchText("nothing", 2))
     assert [hit.id for hit in hits] == [url for url, *_ in PAGES[:2]] and nothing == ()
     assert [hit.metadata["title"] for hit in hits] == ["Oats", "Ivy"]
@@ -151,7 +151,7 @@ async def test_hits_are_the_same_for_every_service(service: str, stub: Stub) -> 
     assert ("farmers' lambs" in hits[0].text) == (service == "brave"), "Brave's texts are HTML"
 
 
-async def test_requests_follow_the_format_of_each_service(stub: Stub) -> None:
+async def test_requests_follow_the_format_of_each_service(stub: SearchStub) -> None:
     for service in SERVICES:
         await outcomes(engine_of(service, stub, options={"language": "de"}), SearchText("oats & ivy", 3))
     of_searxng, of_brave, of_tavily = stub.requests
@@ -162,7 +162,7 @@ async def test_requests_follow_the_format_of_each_service(stub: Stub) -> None:
     assert of_tavily[3]["authorization"] == f"Bearer {KEY}"
 
 
-async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: Stub) -> None:
+async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: SearchStub) -> None:
     searches = [SearchText(f"slowly {n}") for n in range(6)]
     engine = engine_of("searxng", stub, max_requests=3)
 
@@ -178,27 +178,27 @@ async def test_searches_of_a_batch_run_concurrently_up_to_max_requests(stub: Stu
 # ------------------------------------------------------------ refusals
 
 
-async def test_search_is_retried_after_the_services_delay(stub: Stub) -> None:
+async def test_search_is_retried_after_the_services_delay(stub: SearchStub) -> None:
     stub.statuses = [(429, {"Retry-After": "0.3"}), (503, {"Retry-After": "0"})]
     begun = time.monotonic()
     [hits] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
     assert len(hits) == 3 and len(stub.requests) == 3 and time.monotonic() - begun >= 0.3
 
 
-async def test_search_is_retried_after_braves_rate_limit_reset(stub: Stub) -> None:
+async def test_search_is_retried_after_braves_rate_limit_reset(stub: SearchStub) -> None:
     stub.statuses = [(429, {"X-RateLimit-Reset": "0, 1419704"})]
     [hits] = await outcomes(engine_of("brave", stub), SearchText("oats"))
     assert len(hits) == 3
 
 
-async def test_search_fails_if_retry_delay_is_too_long(stub: Stub) -> None:
+async def test_search_fails_if_retry_delay_is_too_long(stub: SearchStub) -> None:
     stub.statuses = [(429, {"Retry-After": "3600"})]
     [error] = await outcomes(engine_of("tavily", stub), SearchText("oats"))
     assert isinstance(error, EngineError) and not error.retryable and len(stub.requests) == 1
     assert "3600 s" in error.hint
 
 
-async def test_cut_connection_is_retried_and_then_fails(stub: Stub) -> None:
+async def test_cut_connection_is_retried_and_then_fails(stub: SearchStub) -> None:
     stub.statuses = [(0, {})]
     [hits] = await outcomes(engine_of("searxng", stub), SearchText("oats"))
     assert len(hits) == 3
@@ -207,7 +207,7 @@ async def test_cut_connection_is_retried_and_then_fails(stub: Stub) -> None:
     assert "could not be reached" in str(error) and not error.retryable
 
 
-async def test_refusal_is_not_retried_and_hides_the_key(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusal_is_not_retried_and_hides_the_key(stub: SearchStub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for service, status in (("brave", 422), ("tavily", 401), ("tavily", 432)):
         stub.requests.clear()
@@ -220,23 +220,23 @@ async def test_refusal_is_not_retried_and_hides_the_key(stub: Stub, caplog: pyte
         assert KEY.encode() not in pickle.dumps(error)
 
 
-async def test_malformed_answer_fails_only_its_search(stub: Stub) -> None:
+async def test_malformed_answer_fails_only_its_search(stub: SearchStub) -> None:
     [error, hits] = await outcomes(engine_of("searxng", stub), SearchText("nonsense"), SearchText("oats"))
     assert isinstance(error, EngineError) and len(hits) == 3
 
 
-async def test_late_answer_fails_with_the_timeout(stub: Stub) -> None:
+async def test_late_answer_fails_with_the_timeout(stub: SearchStub) -> None:
     [error] = await outcomes(engine_of("searxng", stub, timeout=0.2, attempts=1), SearchText("slowly"))
     assert "0.2 s" in error.message and "timeout" in error.hint
 
 
 @pytest.mark.parametrize("payload", [SearchText(""), SearchText("oats", 0), SearchText("oats", 21), "oats"])
-async def test_invalid_searches_fail_without_a_request(payload: Any, stub: Stub) -> None:
+async def test_invalid_searches_fail_without_a_request(payload: Any, stub: SearchStub) -> None:
     [error] = await outcomes(engine_of("tavily", stub), payload)
     assert isinstance(error, EngineError) and not stub.requests
 
 
-def test_key_is_read_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_the_environment(stub: SearchStub, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("TAVILY_API_KEY", "SEARXNG_URL"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(RegistrationError, match="TAVILY_API_KEY"):
@@ -251,7 +251,7 @@ def test_key_is_read_from_the_environment(stub: Stub, monkeypatch: pytest.Monkey
     assert len(hits) == 3 and stub.requests[0][3]["authorization"] == f"Bearer {KEY}"
 
 
-async def test_credentials_in_the_address_are_used_and_hidden(stub: Stub) -> None:
+async def test_credentials_in_the_address_are_used_and_hidden(stub: SearchStub) -> None:
     address = stub.url.replace("http://", "http://user:hidden@")
     engine = WebSearchEngine(base_url=address)
     await outcomes(engine, SearchText("oats"))

@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
 def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:
     """A report of the programs that differ from plain, the first one made as small as it gets; empty without any."""
     stage, tree, program = kind
-    garbage.keep()
+    garbage.freeze_objects()
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda seed: (seed, compared(stage, program(seed, tree(seed)))), seeds))
     bad = [(seed, aspects) for seed, aspects in found if aspects]

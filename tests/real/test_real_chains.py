@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from differential.recording import observe
-from support.slow_engines import taken_for_slow
+from support.slow_engines import with_slow_profile
 
 from teola_plugin import accelerate
 from teola_plugin.adapters import demo_app
@@ -68,7 +68,7 @@ def test_chain_with_an_upload_equals_the_original(
     plain = observe(uploaded(parts), way, given)
     fresh()
     fast = accelerate(uploaded(parts), pool=real_pool, passes=DEFAULT_PASSES)
-    with taken_for_slow(real_pool, "reranker", PrimitiveKind.RERANKING, 0.03):  # the tiny one takes about 5 ms
+    with with_slow_profile(real_pool, "reranker", PrimitiveKind.RERANKING, 0.03):  # the tiny one takes about 5 ms
         accelerated = observe(fast, way, given)
         fired = fast.plan(given).fired
     assert accelerated.result == plain.result

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.service import Key, Served, key, served
+from support.service import Key, RunningServer, key, running_server
 
 from teola_plugin.cli.main import main
 from teola_plugin.engines import profiles
@@ -38,13 +38,13 @@ def sleeping_llm(seconds: float, requests: int = 64) -> FakeLLM:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     keys = [one.settings for one in (ONE, OTHER, BUSY, FEW, COSTLY, SHORT)]
-    with served(EnginePool.local([sleeping_llm(0.002), FakeEmbedder()]), keys=keys, joined_idle=0.3) as server:
+    with running_server(EnginePool.local([sleeping_llm(0.002), FakeEmbedder()]), keys=keys, joined_idle=0.3) as server:
         yield server
 
 
-def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+def chat(server: RunningServer, who: Key, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     with server.client(who.secret) as http:
         return http.post("/v1/chat/completions", json={**CHAT, **more}, headers=headers)
 
@@ -57,7 +57,7 @@ def chat(server: Served, who: Key, headers: dict[str, str] | None = None, **more
     ["", "sk-teola-wrong", ONE.secret + "x", ONE.settings["hash"]],
     ids=["none", "unknown", "longer", "the hash"],  # keys are new in each process
 )
-def test_requests_without_valid_key_get_401(server: Served, secret: str) -> None:
+def test_requests_without_valid_key_get_401(server: RunningServer, secret: str) -> None:
     with server.client(secret) as http:
         for answer in (http.post("/v1/chat/completions", json=CHAT), http.get("/v1/models"), http.get("/metrics")):
             assert answer.status_code == 401
@@ -65,12 +65,12 @@ def test_requests_without_valid_key_get_401(server: Served, secret: str) -> None
         assert http.get("/health").status_code == 200
 
 
-def test_key_is_accepted_as_x_api_key(server: Served) -> None:
+def test_key_is_accepted_as_x_api_key(server: RunningServer) -> None:
     with server.client() as http:
         assert http.get("/v1/models", headers={"X-Api-Key": ONE.secret}).status_code == 200
 
 
-def test_key_lists_only_its_models(server: Served) -> None:
+def test_key_lists_only_its_models(server: RunningServer) -> None:
     with server.client(OTHER.secret) as http:
         assert [m["id"] for m in http.get("/v1/models").json()["data"]] == ["llm"]
         answer = http.post("/v1/embeddings", json={"model": "embedder", "input": "x"})
@@ -78,7 +78,7 @@ def test_key_lists_only_its_models(server: Served) -> None:
     assert "known: llm." in answer.json()["error"]["message"]
 
 
-def test_metrics_are_limited_to_operators(server: Served) -> None:
+def test_metrics_are_limited_to_operators(server: RunningServer) -> None:
     with server.client(OTHER.secret) as http:
         assert http.get("/metrics").status_code == 403
         assert list(http.get("/version").json()) == ["version"]
@@ -116,16 +116,16 @@ def test_loopback_hosts_are_recognized() -> None:
 # ------------------------------------------------------------ caps and limits
 
 
-def test_answer_is_cut_at_the_output_limit_of_the_key(server: Served) -> None:
+def test_answer_is_cut_at_the_output_limit_of_the_key(server: RunningServer) -> None:
     assert chat(server, OTHER, max_tokens=50).json()["usage"]["completion_tokens"] == 3
 
 
-def test_deadline_of_key_caps_deadline_of_request(server: Served) -> None:
+def test_deadline_of_key_caps_deadline_of_request(server: RunningServer) -> None:
     reply = chat(server, SHORT, {"X-Teola-Deadline": "30"}, max_tokens=5000, ignore_eos=True)
     assert reply.status_code == 504
 
 
-def test_concurrent_requests_of_a_key_are_limited(server: Served) -> None:
+def test_concurrent_requests_of_a_key_are_limited(server: RunningServer) -> None:
     slow = threading.Thread(target=lambda: chat(server, BUSY, max_tokens=300, ignore_eos=True))
     slow.start()
     limits = server.service.callers["busy"].limits
@@ -139,13 +139,13 @@ def test_concurrent_requests_of_a_key_are_limited(server: Served) -> None:
     assert chat(server, BUSY).status_code == 200
 
 
-def test_requests_per_minute_of_a_key_are_limited(server: Served) -> None:
+def test_requests_per_minute_of_a_key_are_limited(server: RunningServer) -> None:
     reply = [chat(server, FEW) for _ in range(3)]
     assert [one.status_code for one in reply] == [200, 200, 429]
     assert 1 <= int(reply[2].headers["retry-after"]) <= 30
 
 
-def test_tokens_per_minute_of_a_key_are_limited(server: Served) -> None:
+def test_tokens_per_minute_of_a_key_are_limited(server: RunningServer) -> None:
     assert chat(server, COSTLY, max_tokens=30).status_code == 200
     assert chat(server, COSTLY).json()["error"]["code"] == "tokens_limit"
 
@@ -153,7 +153,7 @@ def test_tokens_per_minute_of_a_key_are_limited(server: Served) -> None:
 def test_tokens_of_an_app_are_charged_to_the_key() -> None:
     few = key("few-tokens", tokens_per_minute=10)
     apps = {"chain": {"object": "support.served_apps:chain"}}
-    with served(apps=apps, keys=[few.settings]) as server:
+    with running_server(apps=apps, keys=[few.settings]) as server:
         assert chat(server, few, model="chain").status_code == 200
         end = time.monotonic() + 10
         while (second := chat(server, few, model="chain")).status_code != 429:
@@ -180,7 +180,7 @@ def test_rate_limit_refills_over_time() -> None:
         ("X-Teola-Deadline", "inf"),
     ],
 )
-def test_invalid_teola_headers_get_400(server: Served, name: str, value: str) -> None:
+def test_invalid_teola_headers_get_400(server: RunningServer, name: str, value: str) -> None:
     reply = chat(server, ONE, {name: value})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == name.lower()
@@ -189,7 +189,7 @@ def test_invalid_teola_headers_get_400(server: Served, name: str, value: str) ->
 # ------------------------------------------------------------ requests of one query
 
 
-def test_requests_join_a_query(server: Served) -> None:
+def test_requests_join_a_query(server: RunningServer) -> None:
     headers = {"X-Teola-Query": "trip-1", "X-Teola-App": "trips", "X-Teola-Depth": "2"}
     first = chat(server, ONE, headers)
     with server.client(ONE.secret) as http:
@@ -210,7 +210,7 @@ def test_requests_join_a_query(server: Served) -> None:
     assert live.seconds is not None and live.seconds < 5
 
 
-def test_equal_query_names_of_two_tenants_are_separate(server: Served) -> None:
+def test_equal_query_names_of_two_tenants_are_separate(server: RunningServer) -> None:
     headers = {"X-Teola-Query": "same"}
     chat(server, ONE, headers)
     chat(server, OTHER, headers)
@@ -219,7 +219,7 @@ def test_equal_query_names_of_two_tenants_are_separate(server: Served) -> None:
     assert one.requests == other.requests == 1
 
 
-def test_langchain_requests_join_a_query_by_http_client(server: Served) -> None:
+def test_langchain_requests_join_a_query_by_http_client(server: RunningServer) -> None:
     from langchain_openai import ChatOpenAI
 
     with QueryClient(trust_env=False) as http:
@@ -232,7 +232,7 @@ def test_langchain_requests_join_a_query_by_http_client(server: Served) -> None:
     assert (live.requests, live.app, live.goal) == (2, "chains", 60)
 
 
-def test_langchain_works_with_base_url_only(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_langchain_works_with_base_url_only(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
     from pydantic import BaseModel
 
@@ -254,7 +254,7 @@ def test_langchain_works_with_base_url_only(server: Served, monkeypatch: pytest.
     assert len(vectors.embed_query("a")) == 32
 
 
-async def test_llamaindex_works_with_base_url_only(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_llamaindex_works_with_base_url_only(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
 
@@ -346,7 +346,10 @@ def test_first_requests_are_accepted_before_any_estimate() -> None:
 
 
 def test_query_that_would_miss_its_goal_is_refused_at_once() -> None:
-    with served(EnginePool.local([sleeping_llm(0.01, requests=1)])) as server, ThreadPoolExecutor(16) as threads:
+    with (
+        running_server(EnginePool.local([sleeping_llm(0.01, requests=1)])) as server,
+        ThreadPoolExecutor(16) as threads,
+    ):
         who = Key("", {})
         more = {"max_tokens": 20, "ignore_eos": True}
         assert chat(server, who, **more).status_code == 200

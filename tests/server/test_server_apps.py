@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support import served_apps
-from support.service import Served, served, until
+from support.service import RunningServer, running_server, until
 
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.errors import RegistrationError
@@ -25,15 +25,15 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     apps = {name: {"object": f"support.served_apps:{name}"} for name in NAMES}
     apps["talking_graph"] = {"object": "support.served_apps:graph", "stream_node": "answer"}
-    with served(apps=apps, goal=None) as server:
+    with running_server(apps=apps, goal=None) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[Any]:
+def client(server: RunningServer) -> Iterator[Any]:
     with server.openai() as client:
         yield client
 
@@ -134,7 +134,7 @@ def test_app_gets_the_message_history(client: Any, plain: EnginePool) -> None:
     assert client.chat.completions.create(model="model", messages=messages).choices[0].message.content == expected
 
 
-def test_answer_of_query_engine_has_sources(server: Served) -> None:
+def test_answer_of_query_engine_has_sources(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("query_engine", "what do cows eat")).json()
     assert "grass" in reply["teola"]["sources"][0]["text"]
@@ -149,7 +149,7 @@ def test_answer_of_query_engine_has_sources(server: Served) -> None:
         ("chain", {"metadata": {"inputs": "{"}}, "not JSON"),
     ],
 )
-def test_invalid_app_inputs_get_400(server: Served, name: str, more: dict[str, Any], message: str) -> None:
+def test_invalid_app_inputs_get_400(server: RunningServer, name: str, more: dict[str, Any], message: str) -> None:
     for stream in (False, True):
         with server.client() as http:
             reply = http.post("/v1/chat/completions", json=chat_body(name, "x", stream=stream, **more))
@@ -157,7 +157,7 @@ def test_invalid_app_inputs_get_400(server: Served, name: str, more: dict[str, A
         assert message in reply.json()["error"]["message"]
 
 
-def test_exception_of_an_app_is_logged_and_not_sent(server: Served, caplog: Any) -> None:
+def test_exception_of_an_app_is_logged_and_not_sent(server: RunningServer, caplog: Any) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("failing", "x"))
         late = http.post("/v1/chat/completions", json=chat_body("failing", "x", stream=True))
@@ -166,14 +166,14 @@ def test_exception_of_an_app_is_logged_and_not_sent(server: Served, caplog: Any)
     assert "secret of x" in caplog.text
 
 
-def test_deadline_stops_an_app(server: Served) -> None:
+def test_deadline_stops_an_app(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("waiting", "x"), headers={"X-Teola-Deadline": "0.2"})
     assert reply.status_code == 504
     assert reply.json()["error"]["code"] == "deadline_exceeded"
 
 
-def test_app_runs_as_one_query(server: Served) -> None:
+def test_app_runs_as_one_query(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=chat_body("chain", "hens"), headers={"X-Teola-App": "poems"})
     live = server.service.live.find("anonymous", reply.headers["x-teola-query"])
@@ -187,7 +187,7 @@ def test_app_runs_as_one_query(server: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["chain", "model", "graph", "query_engine", "chat_engine", "workflow", "template"])
-def test_usage_and_trace_of_an_app_agree(server: Served, name: str, stream: bool) -> None:
+def test_usage_and_trace_of_an_app_agree(server: RunningServer, name: str, stream: bool) -> None:
     """Tokens in its answer; the primitives that ran, on which engine, in the trace of its query."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     with server.client() as http:
@@ -232,6 +232,6 @@ def test_traces_of_nested_queries_are_merged() -> None:
 def test_invalid_app_object_raises_with_a_hint(name: str) -> None:
     with (
         pytest.raises((RegistrationError, Exception), match=r"Next: "),
-        served(apps={"x": {"object": f"support.served_apps:{name}"}}),
+        running_server(apps={"x": {"object": f"support.served_apps:{name}"}}),
     ):
         pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.browser import CHROMIUM, Tab
-from support.service import Served, key, served, until
+from support.service import RunningServer, key, running_server, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 PAGES = {"recent": "query_", "pool": "embedder", "try": "llm"}
@@ -16,12 +16,12 @@ ONE = key("one", operator=True)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as server:
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
         yield server
 
 
-def run_query(server: Served, secret: str = "", **more: Any) -> str:
+def run_query(server: RunningServer, secret: str = "", **more: Any) -> str:
     with server.client(secret) as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "hello"}], **more}
         id = str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
@@ -34,7 +34,7 @@ def text(tab: Tab, section: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_shows_its_own_section(server: Served, tab: Tab, page: str) -> None:
+def test_each_page_shows_its_own_section(server: RunningServer, tab: Tab, page: str) -> None:
     run_query(server)
     tab.open(f"{server.url}/#{page}")
     tab.until(f"document.getElementById({page!r}).innerText.includes({PAGES[page]!r})")
@@ -48,7 +48,7 @@ def test_each_page_shows_its_own_section(server: Served, tab: Tab, page: str) ->
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [320, 390, 1240])
 def test_page_fits_the_screen_with_readable_contrast(
-    server: Served, tab: Tab, page: str, dark: bool, width: int
+    server: RunningServer, tab: Tab, page: str, dark: bool, width: int
 ) -> None:
     tab.shape(width, 800, dark=dark)
     tab.open(f"{server.url}/#{page}")
@@ -70,7 +70,7 @@ def focused(tab: Tab) -> str:
     return str(tab.value("document.activeElement.id || document.activeElement.innerText"))
 
 
-def test_question_can_be_sent_by_keyboard_only(server: Served, tab: Tab) -> None:
+def test_question_can_be_sent_by_keyboard_only(server: RunningServer, tab: Tab) -> None:
     tab.open(f"{server.url}/")
     seen = []
     while focused(tab) != "Try":
@@ -95,7 +95,7 @@ def test_question_can_be_sent_by_keyboard_only(server: Served, tab: Tab) -> None
     tab.until("location.pathname.startsWith('/pages/queries/') && document.body.innerText.includes('Timeline')")
 
 
-def test_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) -> None:
+def test_page_of_a_submitted_query_has_its_answer(server: RunningServer, tab: Tab) -> None:
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "llm", "input": "<b>hello</b>"}).json()["id"]
         record = http.get(f"/v1/queries/{id}?wait=10").json()
@@ -115,7 +115,7 @@ def test_page_of_a_submitted_query_has_its_answer(server: Served, tab: Tab) -> N
 
 
 def test_key_is_requested_and_kept_in_the_tab(tab: Tab) -> None:
-    with served(keys=[ONE.settings]) as server:
+    with running_server(keys=[ONE.settings]) as server:
         tab.open(f"{server.url}/")
         tab.until("!document.getElementById('key-form').hidden")
         tab.faults.clear()  # the browser itself tells of a 401
@@ -129,7 +129,7 @@ def test_key_is_requested_and_kept_in_the_tab(tab: Tab) -> None:
         tab.value("sessionStorage.clear()")
 
 
-def test_questions_and_answers_are_never_rendered_as_markup(server: Served, tab: Tab) -> None:
+def test_questions_and_answers_are_never_rendered_as_markup(server: RunningServer, tab: Tab) -> None:
     with server.client() as http:
         http.post(
             "/v1/chat/completions",
@@ -144,7 +144,7 @@ def test_questions_and_answers_are_never_rendered_as_markup(server: Served, tab:
     assert tab.value("document.title") == "teola" and tab.value("document.querySelectorAll('img').length") == 0
 
 
-def test_form_requires_a_message_and_valid_json_inputs(server: Served, tab: Tab) -> None:
+def test_form_requires_a_message_and_valid_json_inputs(server: RunningServer, tab: Tab) -> None:
     tab.open(f"{server.url}/#try")
     tab.until("document.getElementById('model').options.length > 0")
     for question, inputs, message in (("", "", "Write a message"), ("", "{no}", "The inputs are no JSON")):
@@ -159,7 +159,7 @@ def test_form_requires_a_message_and_valid_json_inputs(server: Served, tab: Tab)
     assert tab.value("document.getElementById('note').textContent") == ""
 
 
-def test_pool_page_updates_live(server: Served, tab: Tab) -> None:
+def test_pool_page_updates_live(server: RunningServer, tab: Tab) -> None:
     tab.open(f"{server.url}/#pool")
     tab.until("document.getElementById('figures').innerText.includes('accepted')")
     before = int(
@@ -172,7 +172,7 @@ def test_pool_page_updates_live(server: Served, tab: Tab) -> None:
     tab.until(f"document.getElementById('figures').innerText.includes('{before + 1}')", 10)
 
 
-def test_screenshot_of_a_page_is_saved(server: Served, tab: Tab, tmp_path: Path) -> None:
+def test_screenshot_of_a_page_is_saved(server: RunningServer, tab: Tab, tmp_path: Path) -> None:
     tab.open(f"{server.url}/#pool")
-    tab.picture(tmp_path / "pool.png")
+    tab.save_screenshot(tmp_path / "pool.png")
     assert (tmp_path / "pool.png").stat().st_size > 1000

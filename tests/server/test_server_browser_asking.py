@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.browser import CHROMIUM, Tab
 from support.pdfs import with_text
-from support.service import Served, key, served
+from support.service import RunningServer, key, running_server
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 ONE = key("one")
@@ -25,14 +25,14 @@ APPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
-    with served(apps=APPS) as server:
+    with running_server(apps=APPS) as server:
         yield server
 
 
-def trying(server: Served, tab: Tab, model: str) -> None:
+def trying(server: RunningServer, tab: Tab, model: str) -> None:
     tab.open("about:blank#")
     tab.open(f"{server.url}/#try")
     tab.until(f"[...document.getElementById('model').options].some(one => one.value === {model!r})")
@@ -55,7 +55,7 @@ def files(tab: Tab, *files_: tuple[str, str, bytes]) -> None:
     )
 
 
-def last_query(server: Served) -> dict[str, Any]:
+def last_query(server: RunningServer) -> dict[str, Any]:
     """Return the latest submitted query."""
     with server.client() as http:
         reply: dict[str, Any] = http.get("/v1/queries?limit=1").json()["data"][0]
@@ -66,7 +66,7 @@ def visible(tab: Tab, id: str) -> bool:
     return bool(tab.value(f"document.getElementById({id!r}).checkVisibility()"))
 
 
-def test_documents_and_settings_are_sent_with_a_query(server: Served, tab: Tab) -> None:
+def test_documents_and_settings_are_sent_with_a_query(server: RunningServer, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('documents').checkVisibility()")
     assert visible(tab, "settings") and visible(tab, "more")
@@ -91,7 +91,7 @@ def test_documents_and_settings_are_sent_with_a_query(server: Served, tab: Tab) 
     assert len([part for part in parts if part["type"] == "file"]) == 3
 
 
-def test_invalid_setting_is_reported_on_the_form(server: Served, tab: Tab) -> None:
+def test_invalid_setting_is_reported_on_the_form(server: RunningServer, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('set-found.k') !== null")
     fill(tab, **{"question": "What?", "set-found.k": "0"})
@@ -102,7 +102,7 @@ def test_invalid_setting_is_reported_on_the_form(server: Served, tab: Tab) -> No
         assert http.get("/v1/queries").json()["data"] == []
 
 
-def test_form_hides_inputs_that_the_app_does_not_take(server: Served, tab: Tab) -> None:
+def test_form_hides_inputs_that_the_app_does_not_take(server: RunningServer, tab: Tab) -> None:
     trying(server, tab, "chain")
     tab.until("document.getElementById('more').checkVisibility()")
     tab.until("!document.getElementById('documents').checkVisibility()")
@@ -117,7 +117,7 @@ def test_form_hides_inputs_that_the_app_does_not_take(server: Served, tab: Tab) 
     assert last_query(server)["status"] == "done"
 
 
-def test_unreadable_document_is_reported_on_the_form(server: Served, tab: Tab) -> None:
+def test_unreadable_document_is_reported_on_the_form(server: RunningServer, tab: Tab) -> None:
     trying(server, tab, "reading")
     tab.until("document.getElementById('documents').checkVisibility()")
     files(tab, ("a.pdf", "application/pdf", b"no pdf at all"))
@@ -128,7 +128,7 @@ def test_unreadable_document_is_reported_on_the_form(server: Served, tab: Tab) -
 
 
 def test_running_query_can_be_stopped_on_the_page(tab: Tab) -> None:
-    with served(apps={"waiting": {"object": "support.served_apps:waiting"}}) as server:
+    with running_server(apps={"waiting": {"object": "support.served_apps:waiting"}}) as server:
         trying(server, tab, "waiting")
         fill(tab, question="hello")
         tab.value("document.getElementById('send').click()")
@@ -143,7 +143,7 @@ def focused(tab: Tab) -> str:
     return str(tab.value("document.activeElement.id"))
 
 
-def test_interrupted_graph_is_resumed_by_keyboard_only(server: Served, tab: Tab) -> None:
+def test_interrupted_graph_is_resumed_by_keyboard_only(server: RunningServer, tab: Tab) -> None:
     """From its question to its answer, and with what it was told."""
     trying(server, tab, "asking")
     fill(tab, question="paint it")
@@ -166,7 +166,7 @@ def test_interrupted_graph_is_resumed_by_keyboard_only(server: Served, tab: Tab)
     assert last_query(server)["status"] == "done"
 
 
-def test_page_refresh_keeps_the_text_being_typed(server: Served, tab: Tab) -> None:
+def test_page_refresh_keeps_the_text_being_typed(server: RunningServer, tab: Tab) -> None:
     """The page looks again every two seconds; an empty answer is none; what is no JSON is said so."""
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "paint it"}).json()["id"]
@@ -189,7 +189,7 @@ def test_page_refresh_keeps_the_text_being_typed(server: Served, tab: Tab) -> No
     tab.until("document.getElementById('query-text').innerText.includes(\"{'leave': True}\")")
 
 
-def test_form_shows_two_interrupts_or_a_plain_resume(server: Served, tab: Tab) -> None:
+def test_form_shows_two_interrupts_or_a_plain_resume(server: RunningServer, tab: Tab) -> None:
     with server.client() as http:
         ids = [
             http.post("/v1/queries", json={"model": m, "input": "x"}).json()["id"]
@@ -214,7 +214,7 @@ def test_query_of_another_tenant_cannot_be_resumed(tmp_path: Path, monkeypatch: 
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
     other = key("other")
-    with served(apps=APPS, keys=[ONE.settings, other.settings]) as server:
+    with running_server(apps=APPS, keys=[ONE.settings, other.settings]) as server:
         with server.client(ONE.secret) as http:
             id = http.post("/v1/queries", json={"model": "asking", "input": "x"}).json()["id"]
             assert http.get(f"/v1/queries/{id}?wait=10").json()["status"] == "waiting"
@@ -233,7 +233,7 @@ def test_query_of_another_tenant_cannot_be_resumed(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("width", "dark"), [(320, False), (390, True), (1240, False)])
-def test_forms_fit_the_screen_width(server: Served, tab: Tab, width: int, dark: bool) -> None:
+def test_forms_fit_the_screen_width(server: RunningServer, tab: Tab, width: int, dark: bool) -> None:
     tab.shape(width, 800, dark=dark)
     trying(server, tab, "reading")
     tab.until("document.getElementById('set-found.k') !== null")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.service import Key, Served, key, served, until
+from support.service import Key, RunningServer, key, running_server, until
 
 from teola_plugin.errors import RegistrationError
 from teola_plugin.server.client import TeolaClient
@@ -48,17 +48,17 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.fixture
-def server(store: Store, notes: Path) -> Iterator[Served]:
-    with served(apps=APPS, store=store, keys=[ONE.settings, OTHER.settings]) as server:
+def server(store: Store, notes: Path) -> Iterator[RunningServer]:
+    with running_server(apps=APPS, store=store, keys=[ONE.settings, OTHER.settings]) as server:
         yield server
 
 
-def asking(server: Served, who: Key = ONE) -> TeolaClient:
+def asking(server: RunningServer, who: Key = ONE) -> TeolaClient:
     return TeolaClient(server.url, who.secret, trust_env=False)
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[TeolaClient]:
+def client(server: RunningServer) -> Iterator[TeolaClient]:
     with asking(server) as client:
         yield client
 
@@ -87,7 +87,9 @@ def test_interrupted_graph_resumes_with_an_answer(client: TeolaClient, notes: Pa
     assert ran(notes, "paint it") == ["plan", "answer"]
 
 
-def test_graph_paused_before_a_node_resumes_without_value(client: TeolaClient, server: Served, notes: Path) -> None:
+def test_graph_paused_before_a_node_resumes_without_value(
+    client: TeolaClient, server: RunningServer, notes: Path
+) -> None:
     id = client.submit("asking_before", "x").id
     query = client.wait(id)
     assert query.waiting is not None
@@ -100,7 +102,7 @@ def test_graph_paused_before_a_node_resumes_without_value(client: TeolaClient, s
     assert ran(notes, "x") == ["plan", "answer"]
 
 
-def test_several_interrupts_are_answered_one_by_one(client: TeolaClient, server: Served) -> None:
+def test_several_interrupts_are_answered_one_by_one(client: TeolaClient, server: RunningServer) -> None:
     id = client.submit("asking_twice", "x").id
     query = client.wait(id)
     assert query.waiting is not None
@@ -114,7 +116,7 @@ def test_several_interrupts_are_answered_one_by_one(client: TeolaClient, server:
     assert client.wait(id).text == "first second"
 
 
-def test_only_waiting_queries_of_the_tenant_are_resumed(client: TeolaClient, server: Served) -> None:
+def test_only_waiting_queries_of_the_tenant_are_resumed(client: TeolaClient, server: RunningServer) -> None:
     done = client.wait(client.submit("steps", "x").id)
     waits = client.wait(client.submit("asking", "x").id)
     with server.client(ONE.secret) as http, server.client(OTHER.secret) as other:
@@ -133,7 +135,7 @@ def test_variables_wait_for_interrupted_queries(client: TeolaClient) -> None:
     assert client.wait(both.id).status == "done"
 
 
-def test_interrupted_chat_resumes_by_thread_id(server: Served, notes: Path) -> None:
+def test_interrupted_chat_resumes_by_thread_id(server: RunningServer, notes: Path) -> None:
     chat: dict[str, Any] = {"model": "asking", "messages": [{"role": "user", "content": "x"}]}
     with server.client(ONE.secret) as http:
         reply = http.post("/v1/chat/completions", json=chat)
@@ -148,7 +150,7 @@ def test_interrupted_chat_resumes_by_thread_id(server: Served, notes: Path) -> N
         assert nowhere.status_code == 400
 
 
-def threads(server: Served) -> set[str]:
+def threads(server: RunningServer) -> set[str]:
     saver = server.service.models["asking"].fast.checkpointer  # type: ignore[attr-defined]
 
     async def found() -> set[str]:
@@ -158,7 +160,7 @@ def threads(server: Served) -> set[str]:
     return asyncio.run_coroutine_threadsafe(found(), server.loop).result(20)
 
 
-def test_forgetting_queries_deletes_their_checkpoints(server: Served, client: TeolaClient) -> None:
+def test_forgetting_queries_deletes_their_checkpoints(server: RunningServer, client: TeolaClient) -> None:
     ids = [client.wait(client.submit("asking", f"number {i}").id).id for i in range(3)]
     with asking(server, OTHER) as other:
         stored = other.wait(other.submit("asking", "kept").id).id
@@ -176,7 +178,7 @@ def test_forgetting_queries_deletes_their_checkpoints(server: Served, client: Te
 @in_postgres[1]
 def test_unanswered_interrupt_expires(postgres_dsn: str, notes: Path) -> None:
     store = PostgresStore(postgres_dsn, f"pool {time.monotonic_ns()}")
-    with served(apps=APPS, store=store, keep=0.8) as server, server.client() as http:
+    with running_server(apps=APPS, store=store, keep=0.8) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "x"}).json()["id"]
         assert http.get(f"/v1/queries/{id}", params={"wait": 10}).json()["status"] == "waiting"
         until(lambda: http.get(f"/v1/queries/{id}").status_code == 404, 20)
@@ -194,13 +196,13 @@ def kept(id: str, model: str, **more: Any) -> Record:
 
 def test_waiting_queries_survive_a_server_restart(store: Store, notes: Path) -> None:
     options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
-    with served(store=store, **options) as server, asking(server) as client:
+    with running_server(store=store, **options) as server, asking(server) as client:
         ids = [client.wait(client.submit(name, "x").id).id for name in ("asking", "asking_before")]
         last = list(client.events(ids[0]))[-1]
     if isinstance(store, MemoryStore):  # its checkpoints are gone: nothing goes on
         return
     second = PostgresStore(store.dsn, store.pool)
-    with served(store=second, **options) as server, asking(server) as client, server.client(ONE.secret) as http:
+    with running_server(store=second, **options) as server, asking(server) as client, server.client(ONE.secret) as http:
         assert {client.get(id).status for id in ids} == {"waiting"}
         assert ran(notes, "x") == ["plan", "plan"]
         event_lines = http.get(f"/v1/queries/{ids[0]}/events", headers={"Last-Event-ID": last.id}).text.splitlines()
@@ -222,7 +224,7 @@ def test_queries_resume_from_checkpoints_after_a_crash(
     options: dict[str, Any] = {"apps": APPS, "keys": [ONE.settings]}
     monkeypatch.setenv("TEOLA_TEST_SECONDS", "60")
     store = PostgresStore(postgres_dsn, name)
-    with served(store=store, drain=0, **options) as server, asking(server) as client:
+    with running_server(store=store, drain=0, **options) as server, asking(server) as client:
         runs = client.submit("steps", "runs").id
         asks = {n: client.wait(client.submit(n, n).id) for n in ("asking", "asking_before")}
         while "work" not in ran(notes, "runs"):
@@ -245,7 +247,7 @@ def test_queries_resume_from_checkpoints_after_a_crash(
         await store.close()
 
     asyncio.run(crashed())
-    with served(store=PostgresStore(postgres_dsn, name), **options) as server, asking(server) as client:
+    with running_server(store=PostgresStore(postgres_dsn, name), **options) as server, asking(server) as client:
         queries = {id: client.wait(id) for id in (runs, "never begun", "queued", "other")}
         assert {id: one.status for id, one in queries.items()} == {
             runs: "done",
@@ -271,13 +273,16 @@ def test_queries_resume_from_checkpoints_after_a_crash(
     [("support.stopping_graphs:checkpointed", "of its own"), ("support.served_apps:chain", "is no graph")],
 )
 def test_checkpoints_of_unsupported_apps_raise(object: str, message: str, notes: Path) -> None:
-    with pytest.raises(RegistrationError, match=message), served(apps={"x": {"object": object, "checkpoints": True}}):
+    with (
+        pytest.raises(RegistrationError, match=message),
+        running_server(apps={"x": {"object": object, "checkpoints": True}}),
+    ):
         pass
 
 
 def test_app_with_own_checkpointer_can_be_resumed(notes: Path) -> None:
     apps = {"own": {"object": "support.stopping_graphs:checkpointed", "input": "text", "output": "answer"}}
-    with served(apps=apps) as server, server.client() as http:
+    with running_server(apps=apps) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "own", "input": "x"}).json()["id"]
         assert http.get(f"/v1/queries/{id}", params={"wait": 10}).json()["status"] == "waiting"
         assert http.post(f"/v1/queries/{id}/resume", json={"value": "yes"}).status_code == 202

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.service import Served, key, served
+from support.service import RunningServer, key, running_server
 
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.errors import EngineUnavailable, QueryError
@@ -21,13 +21,13 @@ ONE = key("one")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     llm = FakeLLM("llm", answer=lambda prompt, _: "said " + prompt.messages[-1].content)
-    with served(EnginePool.local([llm]), keys=[ONE.settings]) as server:
+    with running_server(EnginePool.local([llm]), keys=[ONE.settings]) as server:
         yield server
 
 
-def test_sync_client_submits_follows_and_forgets_queries(server: Served) -> None:
+def test_sync_client_submits_follows_and_forgets_queries(server: RunningServer) -> None:
     with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
         first = client.submit("llm", "a b c")
         both = client.submit("llm", "{{x}}!", variables={"x": first}, parameters={"max_tokens": 30})
@@ -46,7 +46,7 @@ def test_sync_client_submits_follows_and_forgets_queries(server: Served) -> None
             assert client.submit("llm", "x").query == joined.query
 
 
-def test_client_sends_documents_with_a_query(server: Served, tmp_path: Path) -> None:
+def test_client_sends_documents_with_a_query(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<html><body><p>Cows eat grass.")
     with TeolaClient(server.url, ONE.secret, trust_env=False) as client:
         created = client.submit("llm", "What?", documents=[tmp_path / "a.html", {"name": "b", "text": "Hay."}])
@@ -60,7 +60,7 @@ def test_client_sends_documents_with_a_query(server: Served, tmp_path: Path) -> 
             client.submit("llm", "x", settings={"k": 1})
 
 
-async def test_async_client_submits_and_follows_queries(server: Served) -> None:
+async def test_async_client_submits_and_follows_queries(server: RunningServer) -> None:
     async with AsyncTeolaClient(server.url, ONE.secret, trust_env=False) as client:
         created = await client.submit("llm", [{"role": "user", "content": "x"}])
         assert "".join([event.text async for event in client.events(created.id)]) == "said x"

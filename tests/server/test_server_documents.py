@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from support import pdfs
-from support.service import Served, key, served
+from support.service import RunningServer, key, running_server
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
 from teola_plugin.pool import EnginePool
@@ -41,15 +41,15 @@ def llm() -> FakeLLM:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     pool = EnginePool.local([llm(), FakeEmbedder(), FakeReranker(), FakeStore()])
     keys = [ONE.settings, OTHER.settings, SMALL.settings]
-    with served(pool, apps=APPS, keys=keys, documents={"per_query": 3, "max_bytes": 100_000}) as server:
+    with running_server(pool, apps=APPS, keys=keys, documents={"per_query": 3, "max_bytes": 100_000}) as server:
         yield server
 
 
 @pytest.fixture
-def http(server: Served) -> Iterator[httpx.Client]:
+def http(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client(ONE.secret) as client:
         yield client
 
@@ -193,7 +193,7 @@ async def test_documents_beyond_the_queue_limit_get_429() -> None:
 # ------------------------------------------------------------ files
 
 
-def test_files_follow_the_openai_protocol(server: Served) -> None:
+def test_files_follow_the_openai_protocol(server: RunningServer) -> None:
     client = server.openai(ONE.secret)
     created = client.files.create(file=("cows.pdf", io.BytesIO(pdfs.with_text("Cows eat grass"))), purpose="user_data")
     other = client.files.create(
@@ -231,7 +231,7 @@ def test_invalid_uploads_are_refused(http: httpx.Client, form: dict[str, Any], s
     assert sorted(reply.json()["error"]) == ["code", "message", "param", "type"]
 
 
-def test_upload_without_key_gets_401(server: Served) -> None:
+def test_upload_without_key_gets_401(server: RunningServer) -> None:
     with server.client() as nobody:
         assert upload(nobody, "a.txt", b"x").status_code == 401
 
@@ -244,7 +244,7 @@ def test_file_names_are_stripped_of_folders(http: httpx.Client) -> None:
         http.delete(f"/v1/files/{file['id']}")
 
 
-def test_document_limits_of_a_key_are_enforced(server: Served) -> None:
+def test_document_limits_of_a_key_are_enforced(server: RunningServer) -> None:
     with server.client(SMALL.secret) as http:
         assert upload(http, "a.txt", b"x" * 51).status_code == 413
         assert upload(http, "a.txt", b"x" * 40).status_code == 200
@@ -253,7 +253,7 @@ def test_document_limits_of_a_key_are_enforced(server: Served) -> None:
         assert upload(http, "a.txt", b"x").status_code == 429
 
 
-def test_expired_files_are_deleted(server: Served) -> None:
+def test_expired_files_are_deleted(server: RunningServer) -> None:
     with server.client(OTHER.secret) as http:
         id = upload(http, "a.txt", b"x", **{"expires_after[seconds]": "1"}).json()["id"]
         end = time.monotonic() + 10
@@ -265,7 +265,7 @@ def test_expired_files_are_deleted(server: Served) -> None:
 # ------------------------------------------------------------ models and apps
 
 
-def test_model_gets_the_text_of_documents(server: Served, http: httpx.Client) -> None:
+def test_model_gets_the_text_of_documents(server: RunningServer, http: httpx.Client) -> None:
     file_id = upload(http, "b.html", PAGE).json()["id"]
     parts = [
         {"type": "file", "file": inline("a.pdf", pdfs.with_text("Sheep"))},
@@ -348,7 +348,7 @@ def test_query_is_accepted_as_multipart_form(http: httpx.Client) -> None:
     assert reply["answer"]["text"] == "q: Sheep|two"
 
 
-def test_documents_of_a_query_are_deleted_when_it_ends(server: Served, http: httpx.Client) -> None:
+def test_documents_of_a_query_are_deleted_when_it_ends(server: RunningServer, http: httpx.Client) -> None:
     reply = answered(http, model="chain", input="q", documents=[inline("a.txt", b"one")])
     assert reply["status"] == "done"
     store = server.server.config.app.state.documents.store

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpcore
 import pytest
-from support.service import served
+from support.service import running_server
 
 from teola_plugin.server.documents.documents import Fetched, Fetcher, is_named, is_public, name_of_host
 from teola_plugin.server.errors import HttpError
@@ -292,7 +292,7 @@ def test_fetching_is_off_by_default() -> None:
 def test_server_fetches_allowed_documents_only(port: int) -> None:
     """A submitted query, and OpenAI's `file_url`; this machine is not reached by them."""
     urls = {"hosts": ["*"], "schemes": ["http"], "ports": [80, port]}
-    with served(documents={"urls": urls}) as server, server.client() as http:
+    with running_server(documents={"urls": urls}) as server, server.client() as http:
         case = Case(port)
         server.server.config.app.state.documents._fetcher = case.fetcher
         accepted = http.post(
@@ -303,7 +303,7 @@ def test_server_fetches_allowed_documents_only(port: int) -> None:
         body = {"model": "llm", "input": [{"role": "user", "content": [part]}]}
         assert http.post("/v1/responses", json=body).status_code == 200
         assert case.net.connections == [(PUBLIC, 80)] * 2
-    with served(documents={"urls": urls}) as server, server.client() as http:
+    with running_server(documents={"urls": urls}) as server, server.client() as http:
         before = len(Pages.seen)
         for url in (f"http://127.0.0.1:{port}/", f"http://localhost:{port}/", f"http://[::ffff:127.0.0.1]:{port}/"):
             reply = http.post("/v1/queries", json={"model": "llm", "input": "x", "documents": [{"url": url}]})

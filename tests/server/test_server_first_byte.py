@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.service import Served, served, slow_llm, until
+from support.service import RunningServer, running_server, slow_llm, until
 
 from teola_plugin.pool import EnginePool
 from teola_plugin.server.admission import Admission, AdmissionRefusal, Ticket
@@ -18,17 +18,19 @@ SLOWLY = 0.4
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as server:
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
         yield server
 
 
-def running_queries(server: Served) -> set[Any]:
+def running_queries(server: RunningServer) -> set[Any]:
     """Connections of whose request the server has the first byte."""
     return {one for one in tuple(server.server.server_state.connections) if "teola.began" in (one.scope or {})}  # type: ignore[union-attr]
 
 
-def asked_slowly(server: Served, path: str, headers: dict[str, str], **body: Any) -> tuple[int, dict[str, Any], str]:
+def asked_slowly(
+    server: RunningServer, path: str, headers: dict[str, str], **body: Any
+) -> tuple[int, dict[str, Any], str]:
     """Status, answer and query of a request whose first line comes a while before its last byte."""
     content = json.dumps({"model": "llm", **body}).encode()
     fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
@@ -51,7 +53,7 @@ def asked_slowly(server: Served, path: str, headers: dict[str, str], **body: Any
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def test_goal_includes_time_to_receive_the_request(server: Served) -> None:
+def test_goal_includes_time_to_receive_the_request(server: RunningServer) -> None:
     before = server.service.admission.counts["llm"].within_goal if server.service.admission.counts else 0
     headers = {"X-Teola-Goal": f"{0.9 * SLOWLY:g}"}
     status, _, id = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
@@ -65,13 +67,13 @@ def test_goal_includes_time_to_receive_the_request(server: Served) -> None:
     assert server.service.admission.counts["llm"].within_goal == before
 
 
-def test_deadline_passed_while_receiving_gets_504(server: Served) -> None:
+def test_deadline_passed_while_receiving_gets_504(server: RunningServer) -> None:
     headers = {"X-Teola-Deadline": f"{0.9 * SLOWLY:g}"}
     status, reply, _ = asked_slowly(server, "/v1/chat/completions", headers, messages=MESSAGES)
     assert (status, reply["error"]["code"]) == (504, "deadline_exceeded")
 
 
-def test_goal_of_submitted_query_includes_receiving_time(server: Served) -> None:
+def test_goal_of_submitted_query_includes_receiving_time(server: RunningServer) -> None:
     headers = {"X-Teola-Goal": f"{0.9 * SLOWLY:g}"}
     status, reply, _ = asked_slowly(server, "/v1/queries", headers, input="hello")
     assert status == 202
@@ -80,7 +82,7 @@ def test_goal_of_submitted_query_includes_receiving_time(server: Served) -> None
     assert done["seconds"] >= SLOWLY and done["within_goal"] is False
 
 
-def test_reused_connection_times_each_request_from_its_first_byte(server: Served) -> None:
+def test_reused_connection_times_each_request_from_its_first_byte(server: RunningServer) -> None:
     with server.client() as http:
         for _ in range(2):
             began = time.monotonic()
@@ -94,7 +96,7 @@ def test_reused_connection_times_each_request_from_its_first_byte(server: Served
 
 def test_request_without_time_left_for_its_goal_is_refused() -> None:
     """Beside others; where nothing runs, it is tried."""
-    with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
+    with running_server(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
         body = {"model": "llm", "input": "x", "parameters": {"max_tokens": 20}}
         for id in [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]:
             assert http.get(f"/v1/queries/{id}?wait=10").json()["status"] == "done"

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 from support.api_server import MODEL, ApiServer
-from support.service import Served, served
+from support.service import RunningServer, running_server
 
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.pool import EnginePool
 
 
 @pytest.fixture(scope="module")
-def server(vllm_api: ApiServer) -> Iterator[Served]:
-    with served(EnginePool.local([OpenAIServer("llm", base_url=vllm_api.base_url, model=MODEL)])) as server:
+def server(vllm_api: ApiServer) -> Iterator[RunningServer]:
+    with running_server(EnginePool.local([OpenAIServer("llm", base_url=vllm_api.base_url, model=MODEL)])) as server:
         yield server
 
 
 @pytest.mark.vllm
-def test_carried_answers_equal_those_of_the_server(server: Served, vllm_api: ApiServer) -> None:
+def test_carried_answers_equal_those_of_the_server(server: RunningServer, vllm_api: ApiServer) -> None:
     import openai
 
     body: dict[str, Any] = {
@@ -54,7 +54,7 @@ def test_carried_answers_equal_those_of_the_server(server: Served, vllm_api: Api
 
 
 @pytest.mark.vllm
-def test_refusal_of_the_carried_server_is_400(server: Served) -> None:
+def test_refusal_of_the_carried_server_is_400(server: RunningServer) -> None:
     with server.client() as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}
         reply = http.post("/v1/chat/completions", json=body)
@@ -64,7 +64,7 @@ def test_refusal_of_the_carried_server_is_400(server: Served) -> None:
 
 
 @pytest.mark.vllm
-def test_messages_protocol_answers_as_the_carried_server(server: Served, vllm_api: ApiServer) -> None:
+def test_messages_protocol_answers_as_the_carried_server(server: RunningServer, vllm_api: ApiServer) -> None:
     import anthropic
     import openai
 

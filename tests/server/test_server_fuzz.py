@@ -16,7 +16,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.service import Served, in_process, key, served
+from support.service import RunningServer, in_process, key, running_server
 
 ONE, OTHER = key("one"), key("other")
 LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
@@ -254,8 +254,8 @@ def nested(depth: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as server:
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
         yield server
 
 
@@ -279,7 +279,7 @@ def assert_no_fault(response: httpx.Response, request_body: object) -> None:
 
 @settings(max_examples=400 if LONG else 60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_mutated_requests_never_cause_a_server_error(server: Served, data: st.DataObject) -> None:
+def test_mutated_requests_never_cause_a_server_error(server: RunningServer, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(VALID)))
     body = VALID[path]
     for _ in range(data.draw(st.integers(1, 2))):
@@ -388,7 +388,7 @@ def test_non_object_body_is_refused(http: httpx.Client, path: str, type: str, co
 def test_other_tenant_gets_no_query_or_trace() -> None:
     """Of a hundred tries at somebody else's queries and traces, none succeeds; of ten thousand in the long run."""
     rng = random.Random(1)
-    with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as mine:
+    with running_server(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as mine:
         ids = [mine.post("/v1/queries", json={"model": "llm", "input": f"secret {i}"}).json()["id"] for i in range(20)]
         for id in ids:
             assert mine.get(f"/v1/queries/{id}", params={"wait": 20}).json()["status"] == "done"
@@ -429,7 +429,7 @@ def test_server_answers_over_tls(tmp_path: Path) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(private), "-out", str(certificate), "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    with served(certificate=str(certificate), private_key=str(private)) as server:
+    with running_server(certificate=str(certificate), private_key=str(private)) as server:
         import ssl
 
         trusted = ssl.create_default_context(cafile=str(certificate))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.langgraph_project import write_project
-from support.service import served
+from support.service import running_server
 
 from teola_plugin.adapters.named_objects import LangGraphFile, load
 from teola_plugin.cli.main import main
@@ -44,7 +44,7 @@ def unchanged_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def served_config(config: ServiceConfig) -> Any:
     """Run a server as `teola serve` does with these settings; without a database."""
     apps = {name: one.model_dump() for name, one in config.with_graphs().apps.items()}
-    return served(EnginePool.from_yaml(config), apps=apps)
+    return running_server(EnginePool.from_yaml(config), apps=apps)
 
 
 def chat_with(http: Any, model: str, text: str = "oats") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from support.service import Served, asked_before_the_end, served, slow_llm, until
+from support.service import RunningServer, chat_during_shutdown, running_server, slow_llm, until
 
 from teola_plugin.cli.main import main
 from teola_plugin.engines.fake import fake_engines
@@ -36,19 +36,19 @@ CHAT = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served(max_body=20_000) as server:
+def server() -> Iterator[RunningServer]:
+    with running_server(max_body=20_000) as server:
         yield server
 
 
-def test_health_ready_and_version_are_reported(server: Served) -> None:
+def test_health_ready_and_version_are_reported(server: RunningServer) -> None:
     with server.client() as http:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/ready").status_code == 200
         assert sorted(http.get("/version").json()["engines"]) == ["embedder", "llm", "reranker", "store"]
 
 
-def test_answers_have_ids_and_security_headers(server: Served) -> None:
+def test_answers_have_ids_and_security_headers(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine-1"})
         other = http.get("/v1/models", headers={"X-Request-ID": "no spaces\there"})
@@ -60,13 +60,13 @@ def test_answers_have_ids_and_security_headers(server: Served) -> None:
     assert "server" not in reply.headers
 
 
-def test_server_without_keys_refuses_other_hosts(server: Served) -> None:
+def test_server_without_keys_refuses_other_hosts(server: RunningServer) -> None:
     with server.client() as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
         assert http.get("/v1/models", headers={"Host": "localhost:1234"}).status_code == 200
 
 
-def test_answers_are_sent_without_nagle_delay(server: Served) -> None:
+def test_answers_are_sent_without_nagle_delay(server: RunningServer) -> None:
     """Small pieces do not wait until the client has acknowledged the one before (Nagle's algorithm): it takes 40 ms."""
     with server.client() as http:
         http.get("/health")
@@ -75,14 +75,14 @@ def test_answers_are_sent_without_nagle_delay(server: Served) -> None:
         assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_head_and_body_of_an_answer_are_one_piece(server: Served) -> None:
+def test_head_and_body_of_an_answer_are_one_piece(server: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
         for _ in range(5):
             raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert raw.recv(1 << 16).endswith(b'{"status":"ok"}')
 
 
-def test_large_answer_is_complete_and_ordered(server: Served) -> None:
+def test_large_answer_is_complete_and_ordered(server: RunningServer) -> None:
     body = {"model": "embedder", "input": [f"text {number}" for number in range(400)]}
     with server.client() as http:
         data = http.post("/v1/embeddings", json=body).json()["data"]
@@ -91,7 +91,7 @@ def test_large_answer_is_complete_and_ordered(server: Served) -> None:
         assert second.json()["data"] == data
 
 
-def test_query_ends_after_its_answer_is_sent(server: Served) -> None:
+def test_query_ends_after_its_answer_is_sent(server: RunningServer) -> None:
     steps: list[str] = []
 
     class Told:
@@ -149,7 +149,7 @@ def test_disconnect_and_cancellation_both_stop_the_request() -> None:
     asyncio.run(main())
 
 
-def test_answer_is_sent_before_the_query_is_closed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_sent_before_the_query_is_closed(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is on its way before the server closes the query, counts it and logs it."""
     answered, waited = threading.Event(), list[bool]()
     monkeypatch.setattr(server.service.live, "on_end", lambda _: waited.append(answered.wait(10)))
@@ -177,7 +177,7 @@ def test_startup_objects_are_frozen_for_the_garbage_collector() -> None:
     assert gc.get_freeze_count() <= before
 
 
-def test_too_large_body_gets_413(server: Served) -> None:
+def test_too_large_body_gets_413(server: RunningServer) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(30):
             yield b" " * 1000
@@ -189,13 +189,13 @@ def test_too_large_body_gets_413(server: Served) -> None:
     assert "larger than 20000 bytes" in reply.json()["error"]["message"]
 
 
-def test_body_of_another_content_type_gets_400(server: Served) -> None:
+def test_body_of_another_content_type_gets_400(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", content='{"model": "llm"}', headers={"Content-Type": "text/plain"})
     assert reply.status_code == 400
 
 
-def test_metrics_are_in_prometheus_format(server: Served) -> None:
+def test_metrics_are_in_prometheus_format(server: RunningServer) -> None:
     with server.client() as http:
         http.post("/v1/chat/completions", json=CHAT)
         text = http.get("/metrics").text
@@ -208,7 +208,7 @@ def test_metrics_are_in_prometheus_format(server: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_disconnect_cancels_the_query(stream: bool) -> None:
     engine = slow_llm()
-    with served(EnginePool.local([engine])) as server:
+    with running_server(EnginePool.local([engine])) as server:
         with server.client() as http:
             if stream:
                 with http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as answer:
@@ -223,13 +223,15 @@ def test_client_disconnect_cancels_the_query(stream: bool) -> None:
 
 def test_running_requests_finish_before_the_server_stops() -> None:
     with (
-        served(EnginePool.local([slow_llm(0.01)])) as server,
-        asked_before_the_end(server, {**CHAT, "max_tokens": 100}),
+        running_server(EnginePool.local([slow_llm(0.01)])) as server,
+        chat_during_shutdown(server, {**CHAT, "max_tokens": 100}),
     ):
         pass
 
 
-def test_internal_error_shows_only_its_request_id(server: Served, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_internal_error_shows_only_its_request_id(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("secret")
 
@@ -248,7 +250,7 @@ def test_failing_engine_is_reported_in_the_stream_or_status() -> None:
 
     engine = slow_llm(0.01)
     engine.faults = Faults(die_after=0)
-    with served(EnginePool.local([engine])) as server, server.client() as http:
+    with running_server(EnginePool.local([engine])) as server, server.client() as http:
         reply = http.post("/v1/chat/completions", json={**CHAT, "stream": True})
         assert reply.status_code in (502, 503) or "error" in reply.text
         assert server.service.admission.running == 0
@@ -315,7 +317,7 @@ def test_invalid_settings_file_is_reported(tmp_path: Path, capsys: Any, setting:
     assert "'plain'" not in errors
 
 
-def test_occupied_port_is_reported(tmp_path: Path, capsys: Any, server: Served) -> None:
+def test_occupied_port_is_reported(tmp_path: Path, capsys: Any, server: RunningServer) -> None:
     (tmp_path / "pool.yaml").write_text("engines: {llm: {kind: fake}}\n")
     assert main(["serve", str(tmp_path / "pool.yaml"), "--port", server.url.rpartition(":")[2]]) == 1
     assert "--port" in capsys.readouterr().err

@@ -15,8 +15,8 @@ import anthropic
 import httpx
 import pydantic
 import pytest
-from support.openai_stub import MODEL, Stub, openai_stub
-from support.service import Served, key, served, slow_llm, until
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
+from support.service import RunningServer, key, running_server, slow_llm, until
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, Faults
@@ -51,15 +51,17 @@ def write_answer(prompt: Prompt, sampling: Sampling) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     profile = replace(profiles.noop()["llm"], prefix_caching=True)
     apps = {name: {"object": f"support.served_apps:{name}"} for name in ("chain", "graph", "echoing_graph", "failing")}
-    with served(EnginePool.local([FakeLLM("llm", profile, answer=write_answer), FakeEmbedder()]), apps=apps) as server:
+    with running_server(
+        EnginePool.local([FakeLLM("llm", profile, answer=write_answer), FakeEmbedder()]), apps=apps
+    ) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[anthropic.Anthropic]:
+def client(server: RunningServer) -> Iterator[anthropic.Anthropic]:
     with anthropic_client(server.url) as client:
         yield client
 
@@ -73,7 +75,7 @@ def text_of(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def events_of(server: Served, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def events_of(server: RunningServer, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return name and data of each event of a stream, as they are on the wire."""
     with server.client() as http:
         reply = http.post("/v1/messages", json={**body, "stream": True})
@@ -155,7 +157,7 @@ def test_stop_sequence_that_ended_the_answer_is_named(client: anthropic.Anthropi
         assert stream.get_final_message().stop_sequence == "STOP"
 
 
-def test_sampling_parameters_reach_the_engine(server: Served, client: anthropic.Anthropic) -> None:
+def test_sampling_parameters_reach_the_engine(server: RunningServer, client: anthropic.Anthropic) -> None:
     engine: Any = server.pool.engine("llm")
     original, samplings = engine._answer, list[Sampling]()
     engine._answer = lambda prompt, sampling: samplings.append(sampling) or "x"
@@ -206,7 +208,7 @@ def test_document_is_read_by_the_server(client: anthropic.Anthropic) -> None:
 # ------------------------------------------------------------ streams
 
 
-def test_stream_has_the_events_of_the_protocol_in_their_order(server: Served) -> None:
+def test_stream_has_the_events_of_the_protocol_in_their_order(server: RunningServer) -> None:
     body = {"model": "llm", "max_tokens": 50, "messages": HELLO}
 
     events = events_of(server, body)
@@ -238,7 +240,7 @@ def test_streamed_message_equals_whole_message(client: anthropic.Anthropic) -> N
         assert read[0] == read[1] > 0
 
 
-async def test_async_anthropic_client_works(server: Served) -> None:
+async def test_async_anthropic_client_works(server: RunningServer) -> None:
     http_client = anthropic.DefaultAsyncHttpxClient(trust_env=False)
     async with anthropic.AsyncAnthropic(
         base_url=server.url, api_key="none", max_retries=0, http_client=http_client
@@ -253,7 +255,7 @@ async def test_async_anthropic_client_works(server: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_disconnect_cancels_its_request(stream: bool) -> None:
-    with served(EnginePool.local([slow_llm()])) as server:
+    with running_server(EnginePool.local([slow_llm()])) as server:
         async with anthropic.AsyncAnthropic(
             base_url=server.url, api_key="none", http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False)
         ) as client:
@@ -285,7 +287,7 @@ def test_tool_call_and_its_result_round_trip(client: anthropic.Anthropic) -> Non
     assert text_of(client.messages.create(model="llm", max_tokens=90, messages=messages)).endswith("tool: rain")
 
 
-def test_streamed_tool_call_has_its_input(server: Served) -> None:
+def test_streamed_tool_call_has_its_input(server: RunningServer) -> None:
     messages = [{"role": "user", "content": "call"}]
 
     events = events_of(server, {"model": "llm", "max_tokens": 60, "messages": messages, "tools": [TOOL]})
@@ -375,7 +377,7 @@ def test_tokens_of_an_app_are_not_counted(client: anthropic.Anthropic) -> None:
         client.messages.count_tokens(model="graph", messages=HELLO)
 
 
-def test_model_list_follows_the_anthropic_protocol(server: Served, client: anthropic.Anthropic) -> None:
+def test_model_list_follows_the_anthropic_protocol(server: RunningServer, client: anthropic.Anthropic) -> None:
     names = [model.id for model in client.models.list()]
 
     assert {"llm", "embedder", "graph"} <= set(names)
@@ -436,7 +438,7 @@ def test_exception_of_an_app_is_not_sent(client: anthropic.Anthropic) -> None:
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         if body.get("tools"):
             function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
@@ -448,12 +450,12 @@ def stub() -> Iterator[Stub]:
 
 
 @pytest.fixture(scope="module")
-def carried(stub: Stub) -> Iterator[Served]:
-    with served(EnginePool.local([OpenAIServer("llm", base_url=stub.base_url, model=MODEL)])) as server:
+def carried(stub: OpenAIStub) -> Iterator[RunningServer]:
+    with running_server(EnginePool.local([OpenAIServer("llm", base_url=stub.base_url, model=MODEL)])) as server:
         yield server
 
 
-def test_images_are_passed_to_a_server_that_takes_them(carried: Served, stub: Stub) -> None:
+def test_images_are_passed_to_a_server_that_takes_them(carried: RunningServer, stub: OpenAIStub) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
     messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}]
     with anthropic_client(carried.url) as client:
@@ -476,7 +478,7 @@ def test_images_are_passed_to_a_server_that_takes_them(carried: Served, stub: St
     assert not {"metadata", "system", "stop_sequences", "tool_choice"} & set(body)
 
 
-def test_tool_calls_of_a_carried_server_are_passed_on(carried: Served, stub: Stub) -> None:
+def test_tool_calls_of_a_carried_server_are_passed_on(carried: RunningServer, stub: OpenAIStub) -> None:
     body: dict[str, Any] = {"model": "llm", "max_tokens": 50, "messages": HELLO, "tools": [TOOL]}
     with anthropic_client(carried.url) as client:
         whole = client.messages.create(**body, tool_choice={"type": "any"})
@@ -494,7 +496,7 @@ def test_tool_calls_of_a_carried_server_are_passed_on(carried: Served, stub: Stu
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_refusal_of_a_server_keeps_its_status(carried: Served, stream: bool) -> None:
+def test_refusal_of_a_server_keeps_its_status(carried: RunningServer, stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "refuse"}]
     with anthropic_client(carried.url) as client, pytest.raises(anthropic.RateLimitError) as raised:
         client.messages.create(model="llm", max_tokens=5, messages=messages, stream=stream)
@@ -562,7 +564,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/
     ],
 )
 def test_errors_follow_the_anthropic_protocol(
-    server: Served, body: dict[str, Any], status: int, kind: str, text: str
+    server: RunningServer, body: dict[str, Any], status: int, kind: str, text: str
 ) -> None:
     for stream in (False, True):
         with server.client() as http:
@@ -576,7 +578,7 @@ def test_errors_follow_the_anthropic_protocol(
         assert error["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
 
 
-def test_malformed_json_body_gets_400(server: Served) -> None:
+def test_malformed_json_body_gets_400(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/messages", content="{", headers={"Content-Type": "application/json"})
         other_method = http.get("/v1/messages")
@@ -608,7 +610,7 @@ def test_error_in_a_stream_is_its_last_event() -> None:
     faults = Faults(fail_on=lambda _: True, retryable=False)
     engine = FakeLLM("llm", answer=lambda *_: "one two three four", faults=faults)
     with (
-        served(EnginePool.local([engine])) as server,
+        running_server(EnginePool.local([engine])) as server,
         anthropic_client(server.url) as client,
         pytest.raises(anthropic.APIError) as raised,
         client.messages.stream(model="llm", max_tokens=50, messages=HELLO) as stream,
@@ -635,7 +637,7 @@ def test_error_event_follows_the_anthropic_protocol() -> None:
 
 def test_keys_limits_and_headers_apply_to_messages() -> None:
     one, small = key("one"), key("small", max_output_tokens=2, requests_per_minute=1)
-    with served(keys=[one.settings, small.settings]) as server:
+    with running_server(keys=[one.settings, small.settings]) as server:
         with anthropic_client(server.url, api_key=one.secret) as client:  # sent as x-api-key
             headers = {"X-Teola-Query": "trip", "X-Request-ID": "mine"}
             reply = client.messages.with_raw_response.create(
@@ -661,7 +663,7 @@ def test_keys_limits_and_headers_apply_to_messages() -> None:
 def test_missed_deadline_is_a_timeout_error() -> None:
     headers = {"X-Teola-Deadline": "0.2"}
     with (
-        served(EnginePool.local([slow_llm()])) as server,
+        running_server(EnginePool.local([slow_llm()])) as server,
         anthropic_client(server.url) as client,
         pytest.raises(anthropic.APIStatusError) as raised,
     ):
@@ -671,7 +673,7 @@ def test_missed_deadline_is_a_timeout_error() -> None:
     assert raised.value.body["error"]["type"] == "timeout_error"  # type: ignore[index]
 
 
-def test_cross_origin_messages_request_gets_403(server: Served) -> None:
+def test_cross_origin_messages_request_gets_403(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url, trust_env=False, headers={"Origin": "https://evil.example"}) as http:
         reply = http.post("/v1/messages", json=message_body())
 
@@ -681,7 +683,7 @@ def test_cross_origin_messages_request_gets_403(server: Served) -> None:
 # ------------------------------------------------------------ LangChain, the documentation
 
 
-def test_messages_snippet_of_the_documentation_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_snippet_of_the_documentation_runs(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "server-clients.md").read_text()
     [snippet] = [block for block in re.findall(r"(?ms)^```text\n(.*?)^```$", text) if "import anthropic" in block]
 
@@ -690,7 +692,7 @@ def test_messages_snippet_of_the_documentation_runs(server: Served, capsys: pyte
     assert capsys.readouterr().out.startswith("user: Hello ")
 
 
-def test_langchain_chat_anthropic_works(server: Served) -> None:
+def test_langchain_chat_anthropic_works(server: RunningServer) -> None:
     from langchain_anthropic import ChatAnthropic
     from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 

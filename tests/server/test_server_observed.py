@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from support.service import Served, asked_before_the_end, key, served, slow_llm, until
+from support.service import RunningServer, chat_during_shutdown, key, running_server, slow_llm, until
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM, fake_engines
@@ -44,7 +44,7 @@ def figures(http: httpx.Client) -> dict[str, float]:
 
 
 def test_metrics_are_labelled_by_app() -> None:
-    with served() as server, server.client() as http:
+    with running_server() as server, server.client() as http:
         for _ in range(3):
             http.post("/v1/chat/completions", json=CHAT, headers={"X-Teola-App": "farm"})
         until(lambda: figures(http).get('teola_queries_ended_total{app="farm",outcome="done"}') == 3)
@@ -60,7 +60,7 @@ def test_metrics_are_labelled_by_app() -> None:
 
 
 def test_cache_tokens_are_reported_by_app() -> None:
-    with served(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
+    with running_server(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
         body = {"model": "llm", "input": "hello farm", "parameters": {"max_tokens": 200}}
         ids = [http.post("/v1/queries", json=body, headers={"X-Teola-App": app}).json()["id"] for app in "aab"]
         name = 'teola_engine_kv_tokens{{app="{}",engine="llm"}}'.format
@@ -73,7 +73,7 @@ def test_cache_tokens_are_reported_by_app() -> None:
 
 
 def test_engine_metrics_sum_over_replicas() -> None:
-    with served(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
+    with running_server(EnginePool.local({"llm": [slow_llm(0.01), slow_llm(0.01)]})) as server, server.client() as http:
         body = {"model": "llm", "input": "hello", "parameters": {"max_tokens": 200}}
         ids = [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]
         engines = server.pool.replicas("llm")
@@ -88,7 +88,7 @@ def test_engine_metrics_sum_over_replicas() -> None:
 
 
 def test_event_loop_lag_is_reported() -> None:
-    with served() as server, server.client() as http:
+    with running_server() as server, server.client() as http:
         assert server.loop is not None
         server.loop.call_soon_threadsafe(time.sleep, 0.3)
         until(
@@ -104,7 +104,7 @@ def span(query: str, primitive: str, batch: int, size: int = 1, at: float = 0.0)
 
 
 def test_batch_sizes_are_counted_over_all_queries() -> None:
-    with served() as server:
+    with running_server() as server:
         sink = server.service.metrics.primitives
         sink.query_ended(QueryTrace("q1", "a", 0.0, 1.0, (span("q1", "x", 7, 3),)))
         sink.query_ended(QueryTrace("q2", "b", 0.0, 1.0, (span("q2", "y", 7, 2),)))
@@ -159,10 +159,10 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def traced(exporter: InMemorySpanExporter) -> Iterator[Served]:
+def traced(exporter: InMemorySpanExporter) -> Iterator[RunningServer]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with served(EnginePool.local(fake_engines(), tracing=provider), tracing_provider=provider) as server:
+    with running_server(EnginePool.local(fake_engines(), tracing=provider), tracing_provider=provider) as server:
         yield server
 
 
@@ -171,7 +171,7 @@ def spans_of(exporter: InMemorySpanExporter, minimum: int) -> dict[str, Readable
     return {one.name: one for one in exporter.get_finished_spans()}
 
 
-def test_request_span_joins_the_trace_of_its_caller(traced: Served, exporter: InMemorySpanExporter) -> None:
+def test_request_span_joins_the_trace_of_its_caller(traced: RunningServer, exporter: InMemorySpanExporter) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with traced.client() as http:
         http.get("/health")
@@ -190,7 +190,7 @@ def test_request_span_joins_the_trace_of_its_caller(traced: Served, exporter: In
 
 
 def test_internal_error_marks_the_span_and_refusal_does_not(
-    traced: Served, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    traced: RunningServer, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError(SECRET)
@@ -225,7 +225,7 @@ def test_spans_are_exported_to_a_collector() -> None:
         settings = TracingSettings(endpoint=f"http://127.0.0.1:{port}", headers={"X-Key": "k"}, service="pool-1")
         provider = provider_of(settings)
         pool = EnginePool.local(fake_engines(), tracing=provider)
-        with served(pool, tracing_provider=provider) as server, server.client() as http:
+        with running_server(pool, tracing_provider=provider) as server, server.client() as http:
             http.post("/v1/chat/completions", json=CHAT)
         provider.shutdown()
     finally:
@@ -281,7 +281,7 @@ def test_log_lines_are_json_with_ids(lines: tuple[logging.Handler, io.StringIO],
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError(f"cannot read {SECRET}")
 
-    with served(log="json") as server, server.client() as http:
+    with running_server(log="json") as server, server.client() as http:
         answer = http.post("/v1/chat/completions", json=CHAT, headers={"X-Request-ID": "mine"})
         monkeypatch.setattr(type(server.service.models["llm"]), "answer", broken)
         http.post("/v1/chat/completions", json=CHAT)
@@ -324,7 +324,7 @@ def test_secrets_never_appear_in_outputs(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     answer = "zzyzx-the-answer"
     llm = replace_answer(answer)
-    with served(
+    with running_server(
         EnginePool.local([llm, *(one for one in fake_engines() if one.name != "llm")], tracing=provider),
         keys=[ONE.settings],
         log="json",
@@ -343,7 +343,7 @@ def replace_answer(answer: str) -> FakeLLM:
     return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curves), answer=lambda *_: answer)
 
 
-def asked_everywhere(server: Served) -> dict[str, str]:
+def asked_everywhere(server: RunningServer) -> dict[str, str]:
     """Requests of every kind, right and wrong; what pages, lists and figures tell of them then."""
     with server.client(ONE.secret) as http:
         id = http.post("/v1/chat/completions", json=CHAT).headers["x-teola-query"]
@@ -373,8 +373,8 @@ def asked_everywhere(server: Served) -> dict[str, str]:
 
 def test_draining_server_refuses_new_requests_with_retry_after() -> None:
     with (
-        served(EnginePool.local([slow_llm()])) as server,
-        asked_before_the_end(server, {**CHAT, "max_tokens": 20}),
+        running_server(EnginePool.local([slow_llm()])) as server,
+        chat_during_shutdown(server, {**CHAT, "max_tokens": 20}),
         server.client() as http,  # a new connection
     ):
         refusal = http.post("/v1/chat/completions", json=CHAT)
@@ -383,7 +383,7 @@ def test_draining_server_refuses_new_requests_with_retry_after() -> None:
 
 
 def test_requests_beyond_the_drain_time_are_cut_off() -> None:
-    with served(EnginePool.local([slow_llm(30.0)]), drain=0.3) as server:
+    with running_server(EnginePool.local([slow_llm(30.0)]), drain=0.3) as server:
         asking = threading.Thread(target=lambda: _broken(server))
         asking.start()
         until(lambda: server.service.live.running)
@@ -392,7 +392,7 @@ def test_requests_beyond_the_drain_time_are_cut_off() -> None:
         assert not asking.is_alive()
 
 
-def _broken(server: Served) -> None:
+def _broken(server: RunningServer) -> None:
     with server.client() as http, pytest.raises((httpx.TransportError, AssertionError)):
         assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
 

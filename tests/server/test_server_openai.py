@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.service import Served, served
+from support.service import RunningServer, running_server
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker
@@ -43,15 +43,15 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     profile = replace(profiles.noop()["llm"], prefix_caching=True)
     pool = EnginePool.local([FakeLLM("llm", profile, answer=answer), FakeEmbedder(), FakeReranker()])
-    with served(pool) as server:
+    with running_server(pool) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Served) -> Iterator[Any]:
+def client(server: RunningServer) -> Iterator[Any]:
     with server.openai() as client:
         yield client
 
@@ -123,7 +123,7 @@ def test_tool_calls_and_results_round_trip(client: Any) -> None:
     assert "rain" in client.chat.completions.create(model="llm", messages=done).choices[0].message.content
 
 
-def test_required_tool_call_follows_its_schema(server: Served, client: Any) -> None:
+def test_required_tool_call_follows_its_schema(server: RunningServer, client: Any) -> None:
     seen: list[Sampling] = []
     engine: Any = server.pool.engine("llm")
     before = engine._answer
@@ -159,7 +159,7 @@ def test_completions_answer_several_prompts(client: Any) -> None:
     assert len(client.completions.create(model="llm", prompt="one " * 30).choices[0].text) < 100  # 16 tokens
 
 
-def test_embeddings_have_base64_and_float_form(server: Served, client: Any) -> None:
+def test_embeddings_have_base64_and_float_form(server: RunningServer, client: Any) -> None:
     reply = client.embeddings.create(model="embedder", input=["a cow", "a sheep"])  # comes as base64
     plain = client.embeddings.create(model="embedder", input="a cow", encoding_format="float")
     assert reply.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
@@ -167,7 +167,7 @@ def test_embeddings_have_base64_and_float_form(server: Served, client: Any) -> N
     assert reply.usage.total_tokens > 0
 
 
-def test_rerank_returns_top_documents(server: Served) -> None:
+def test_rerank_returns_top_documents(server: RunningServer) -> None:
     body = {"model": "reranker", "query": "red cow", "documents": ["a sheep", {"text": "a red cow"}, "a cow"]}
     with server.client() as http:
         reply = http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()
@@ -257,7 +257,7 @@ def test_responses_call_tools_and_take_results(client: Any) -> None:
     ],
 )
 def test_errors_follow_the_openai_protocol(
-    server: Served, path: str, body: dict[str, Any], status: int, message: str
+    server: RunningServer, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     with server.client() as http:
         reply = http.post(f"/v1/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
@@ -267,17 +267,17 @@ def test_errors_follow_the_openai_protocol(
     assert message in error["message"]
 
 
-def test_malformed_json_body_gets_400(server: Served) -> None:
+def test_malformed_json_body_gets_400(server: RunningServer) -> None:
     with server.client() as http:
         reply = http.post("/v1/chat/completions", content="{", headers={"Content-Type": "application/json"})
         deep = http.post("/v1/chat/completions", content="[" * 100_000, headers={"Content-Type": "application/json"})
     assert (reply.status_code, deep.status_code) == (400, 400)
 
 
-def test_too_long_prompt_gets_400(server: Served) -> None:
+def test_too_long_prompt_gets_400(server: RunningServer) -> None:
     engine = FakeLLM("llm")
     engine._profile = replace(engine.profile, max_request_size=10)
-    with served(EnginePool.local([engine])) as small, small.client() as http:
+    with running_server(EnginePool.local([engine])) as small, small.client() as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "word " * 50}]}
         for request_body in (body, {**body, "stream": True}):
             reply = http.post("/v1/chat/completions", json=request_body)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.service import Served, key, served, until
+from support.service import RunningServer, key, running_server, until
 
 from teola_plugin.server.queries.records import Record
 from teola_plugin.server.routes.pages import answers
@@ -23,12 +23,12 @@ ONE, OTHER = key("one", operator=True), key("other")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as server:
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
         yield server
 
 
-def test_pages_load_no_external_resources(server: Served) -> None:
+def test_pages_load_no_external_resources(server: RunningServer) -> None:
     with server.client() as http:
         page = http.get("/")
         assert page.status_code == 200
@@ -40,14 +40,14 @@ def test_pages_load_no_external_resources(server: Served) -> None:
         assert not re.search(r"https?://|innerHTML|eval\(", file.read_text() if file.is_file() else "")
 
 
-def run_query(server: Served, secret: str = "") -> str:
+def run_query(server: RunningServer, secret: str = "") -> str:
     with server.client(secret) as http:
         body = {"model": "llm", "messages": [{"role": "user", "content": "a secret"}]}
         return str(http.post("/v1/chat/completions", json=body).headers["x-teola-query"])
 
 
 def test_query_page_opens_with_a_single_use_ticket() -> None:
-    with served(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
+    with running_server(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as http:
         id = run_query(server, ONE.secret)
         for _ in range(1000):
             if (ticket := http.post(f"/pages/tickets/{id}")).status_code == 200:
@@ -69,12 +69,12 @@ def test_query_page_opens_with_a_single_use_ticket() -> None:
         assert reply["figures"]["accepted"] == 1
 
 
-def page_of(server: Served, http: httpx.Client, id: str) -> str:
+def page_of(server: RunningServer, http: httpx.Client, id: str) -> str:
     until(lambda: http.post(f"/pages/tickets/{id}").status_code == 200)
     return http.get(http.post(f"/pages/tickets/{id}").json()["url"]).text
 
 
-def test_page_of_submitted_query_shows_its_stored_answer(server: Served) -> None:
+def test_page_of_submitted_query_shows_its_stored_answer(server: RunningServer) -> None:
     with server.client() as http:
         id = http.post("/v1/queries", json={"model": "llm", "input": "<i>hello</i>"}).json()["id"]
         record = http.get(f"/v1/queries/{id}?wait=10").json()
@@ -101,7 +101,7 @@ def test_waiting_query_is_listed_and_its_page_links_the_form(tmp_path: Path, mon
     (tmp_path / "notes").touch()
     monkeypatch.setenv("TEOLA_TEST_NOTES", str(tmp_path / "notes"))
     app = {"object": "support.stopping_graphs:asking", "input": "text", "output": "answer", "checkpoints": True}
-    with served(apps={"asking": app}) as server, server.client() as http:
+    with running_server(apps={"asking": app}) as server, server.client() as http:
         id = http.post("/v1/queries", json={"model": "asking", "input": "<b>paint"}).json()["id"]
         record = http.get(f"/v1/queries/{id}?wait=10").json()
         assert [one["id"] for one in http.get("/v1/queries?status=waiting").json()["data"]] == [id]
@@ -117,7 +117,7 @@ def test_waiting_query_is_listed_and_its_page_links_the_form(tmp_path: Path, mon
         assert http.get("/v1/queries?status=nonsense").status_code == 400
 
 
-def test_cross_origin_requests_are_refused_without_keys(server: Served) -> None:
+def test_cross_origin_requests_are_refused_without_keys(server: RunningServer) -> None:
     """A form of any site is sent without asking, also to this machine: as text, or with files."""
     chat = {"model": "llm", "messages": [{"role": "user", "content": "hello"}]}
     with server.client() as http:
@@ -138,13 +138,13 @@ def test_cross_origin_requests_are_refused_without_keys(server: Served) -> None:
                 assert (reply.status_code, reply.json()["error"]["code"]) == (403, "cross_origin"), (origin, path)
         assert len(http.get("/v1/activity").json()["data"]) == before
         assert http.post("/v1/chat/completions", json=chat, headers={"Origin": server.url}).status_code == 200
-    with served(keys=[ONE.settings]) as guarded, guarded.client(ONE.secret) as http:
+    with running_server(keys=[ONE.settings]) as guarded, guarded.client(ONE.secret) as http:
         elsewhere = {"Origin": "https://app.example"}  # which has been given a key
         assert http.post("/v1/chat/completions", json=chat, headers=elsewhere).status_code == 200
 
 
 def test_page_names_batch_partners_of_the_own_tenant_only() -> None:
-    with served(keys=[ONE.settings, OTHER.settings]) as server:
+    with running_server(keys=[ONE.settings, OTHER.settings]) as server:
         ids = [run_query(server, secret) for secret in (ONE.secret, ONE.secret, OTHER.secret)]
         until(lambda: len(server.service.traces) == 3)
         first, mate, foreign = (
@@ -168,7 +168,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 @pytest.mark.long
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(("page", "message"), [("recent", "query_"), ("pool", "embedder"), ("try", ">llm<")])
-def test_browser_renders_the_pages(server: Served, tmp_path: Path, page: str, message: str) -> None:
+def test_browser_renders_the_pages(server: RunningServer, tmp_path: Path, page: str, message: str) -> None:
     run_query(server)
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=4000", "--dump-dom", f"{server.url}/#{page}"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.service import Served, key, served
+from support.service import RunningServer, key, running_server
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
@@ -33,14 +33,14 @@ def llm() -> FakeLLM:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     apps = {"failing": {"object": "support.served_apps:failing"}}
-    with served(EnginePool.local([llm()]), apps=apps, keys=[ONE.settings, OTHER.settings]) as server:
+    with running_server(EnginePool.local([llm()]), apps=apps, keys=[ONE.settings, OTHER.settings]) as server:
         yield server
 
 
 @pytest.fixture
-def http(server: Served) -> Iterator[httpx.Client]:
+def http(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client(ONE.secret) as client:
         yield client
 
@@ -107,7 +107,7 @@ def test_events_of_an_earlier_attempt_are_reset(http: httpx.Client) -> None:
     assert "".join(data["text"] for _, kind, data in received if kind == "delta") == "said x"
 
 
-def test_several_clients_follow_one_query(http: httpx.Client, server: Served) -> None:
+def test_several_clients_follow_one_query(http: httpx.Client, server: RunningServer) -> None:
     id = submit(http, "a b c d e")
 
     def follow(_: int) -> Any:
@@ -119,7 +119,7 @@ def test_several_clients_follow_one_query(http: httpx.Client, server: Served) ->
     assert all(one == results[0] for one in results)
 
 
-def test_submitted_query_can_be_cancelled(http: httpx.Client, server: Served) -> None:
+def test_submitted_query_can_be_cancelled(http: httpx.Client, server: RunningServer) -> None:
     id = submit(http, "slowly")
     assert events(http, id, limit=2)[-1][1] == "delta"
     assert http.post(f"/v1/queries/{id}/cancel").json()["status"] == "cancelled"
@@ -184,7 +184,7 @@ def test_invalid_parameter_error_names_its_reference(http: httpx.Client) -> None
     assert "see OpenAI's reference" in theirs.json()["error"]["message"]
 
 
-def test_tenants_cannot_access_each_others_queries(http: httpx.Client, server: Served) -> None:
+def test_tenants_cannot_access_each_others_queries(http: httpx.Client, server: RunningServer) -> None:
     id = submit(http, "mine")
     waited(http, id)
     http.post("/v1/chat/completions", json={"model": "llm", "messages": [{"role": "user", "content": "mine"}]})
@@ -202,7 +202,7 @@ def test_tenants_cannot_access_each_others_queries(http: httpx.Client, server: S
     assert waited(http, id)["status"] == "done"
 
 
-def test_queries_of_a_deleted_tenant_are_forgotten(server: Served) -> None:
+def test_queries_of_a_deleted_tenant_are_forgotten(server: RunningServer) -> None:
     with server.client(OTHER.secret) as other:
         waited(other, submit(other, "x"))
         assert other.delete("/v1/tenant").json()["queries"] == 1
@@ -278,7 +278,7 @@ async def test_restarted_server_reruns_unfinished_queries() -> None:
     await store.put(Record(id="waits", status="queued", **base))
     await store.put(Record(id="gone", status="queued", **{**base, "model": "gone"}))
     keys = [{**ONE.settings, "requests_per_minute": 1}]
-    with served(EnginePool.local([llm()]), keys=keys, store=store) as server, server.client(ONE.secret) as http:
+    with running_server(EnginePool.local([llm()]), keys=keys, store=store) as server, server.client(ONE.secret) as http:
         queries = {id: waited(http, id) for id in ("begun", "wrote", "waits", "gone")}
         void = events(http, "begun", last="1-5")
     assert {id: (one["status"], one["attempt"]) for id, one in queries.items()} == {
@@ -292,7 +292,7 @@ async def test_restarted_server_reruns_unfinished_queries() -> None:
 
 def test_stopped_server_leaves_running_queries_for_the_next() -> None:
     store = MemoryStore()
-    with served(EnginePool.local([llm()]), store=store, drain=0) as server, server.client() as http:
+    with running_server(EnginePool.local([llm()]), store=store, drain=0) as server, server.client() as http:
         id = submit(http, "slowly")
         events(http, id, limit=2)
     [left] = [one for one in store._records.values() if one.id == id]

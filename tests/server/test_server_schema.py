@@ -11,7 +11,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.errors import Unsatisfiable
-from support.service import Served, key, served
+from support.service import RunningServer, key, running_server
 
 schemathesis = pytest.importorskip("schemathesis", reason="it comes with the extra dev")
 
@@ -27,20 +27,20 @@ UNLIKE_JSON = ("/metrics", "/v1/activity/{id}", "/v1/files/{id}/content", "/v1/q
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     documents = {"seconds": 5, "urls": {"hosts": ["docs.example.org"]}}
-    with served(apps=APPS, keys=[ONE.settings], documents=documents) as server:
+    with running_server(apps=APPS, keys=[ONE.settings], documents=documents) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def http(server: Served) -> Iterator[httpx.Client]:
+def http(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client(ONE.secret) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def schema(server: Served) -> Any:
+def schema(server: RunningServer) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
@@ -64,7 +64,9 @@ def test_every_route_is_in_the_schema(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_generated_requests_cause_no_server_error(server: Served, http: httpx.Client, schema: Any, mode: str) -> None:
+def test_generated_requests_cause_no_server_error(
+    server: RunningServer, http: httpx.Client, schema: Any, mode: str
+) -> None:
     """`positive`: requests that fit the schema; `negative`: those that do not."""
     seen = list[int]()
     for operation in operations(schema):

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 from support.leftovers import reference_paths
-from support.service import Served, key, served, until
+from support.service import RunningServer, key, running_server, until
 
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM, FakeReranker, FakeStore
@@ -108,13 +108,13 @@ def settled(owner: Tenant) -> Tenant:
 
 
 @pytest.fixture
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     pool = EnginePool.local([llm(), FakeEmbedder(), FakeReranker(), FakeStore()])
-    with served(pool, apps=APPS, keys=[ONE.settings, OTHER.settings, THIRD.settings]) as server:
+    with running_server(pool, apps=APPS, keys=[ONE.settings, OTHER.settings, THIRD.settings]) as server:
         yield server
 
 
-def routes(server: Served) -> list[tuple[str, str]]:
+def routes(server: RunningServer) -> list[tuple[str, str]]:
     """All of the server: method and path, also those that its schema does not tell."""
     results = [one for one in server.server.config.app.routes if isinstance(one, APIRoute)]
     return sorted((method, one.path) for one in results for method in one.methods)
@@ -227,7 +227,7 @@ def message_without_id(reply: httpx.Response, id: str) -> Any:
     return reply.status_code, reply.text.replace(id, "ID")
 
 
-def test_random_attacks_reach_no_data_of_another_tenant(server: Served) -> None:
+def test_random_attacks_reach_no_data_of_another_tenant(server: RunningServer) -> None:
     """Seeded: `TEOLA_TEST_SEED`. Ten thousand attempts in the long run."""
     rng = random.Random(int(os.environ.get("TEOLA_TEST_SEED", "1")))
     with server.client(ONE.secret) as one, server.client(OTHER.secret) as two, server.client(THIRD.secret) as three:
@@ -262,7 +262,7 @@ def seen(owner: Tenant) -> dict[str, Any]:
 def test_tenants_share_no_cache_and_no_drafts() -> None:
     """The same prompt: cached for who has sent it, drafted from the outputs of nobody else."""
     engine = llm("on")
-    with served(EnginePool.local([engine]), keys=[ONE.settings, OTHER.settings]) as server:
+    with running_server(EnginePool.local([engine]), keys=[ONE.settings, OTHER.settings]) as server:
         clients = [server.client(secret) for secret in (ONE.secret, OTHER.secret)]
         one, two = (Tenant(http, "the same " * 30) for http in clients)
 
@@ -295,7 +295,7 @@ def test_cache_of_forgotten_tenant_is_not_hit_after_a_restart(stored: str, reque
 
     def cached(*, forget: bool = False) -> dict[str, bool]:
         """Whose prompt was met in the cache."""
-        with served(EnginePool.local([engine]), keys=keys, store=opened()) as server:
+        with running_server(EnginePool.local([engine]), keys=keys, store=opened()) as server:
             clients = {one.settings["name"]: server.client(one.secret) for one in (ONE, OTHER)}
             usages = {who: Tenant(http, mark).chat(temperature=0)["usage"] for who, http in clients.items()}
             if forget:
@@ -320,7 +320,7 @@ def test_no_data_of_a_forgotten_tenant_remain(stored: str, request: pytest.Fixtu
     engines = [llm(), FakeEmbedder(), FakeReranker(), FakeStore()]
     keys = [ONE.settings, OTHER.settings]
     with (
-        served(EnginePool.local(engines), apps=APPS, keys=keys, store=store) as server,
+        running_server(EnginePool.local(engines), apps=APPS, keys=keys, store=store) as server,
         server.client(ONE.secret) as one,
         server.client(OTHER.secret) as two,
     ):
@@ -357,13 +357,13 @@ def test_no_data_of_a_forgotten_tenant_remain(stored: str, request: pytest.Fixtu
         assert seen(theirs)["files"]
 
 
-def follow(server: Served, id: str) -> None:
+def follow(server: RunningServer, id: str) -> None:
     with server.client(ONE.secret) as http, http.stream("GET", f"/v1/queries/{id}/events") as events:
         for _ in events.iter_lines():
             pass
 
 
-def pool_rows(server: Served) -> set[str]:
+def pool_rows(server: RunningServer) -> set[str]:
     return set(server.pool.admin("store", "collections").result(10))
 
 

@@ -10,7 +10,7 @@ import httpx
 import llama_index.core
 import pytest
 import tiktoken
-from support.service import Served, served
+from support.service import RunningServer, running_server
 
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
 from teola_plugin.errors import ConfigError
@@ -30,14 +30,16 @@ def encodings() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     engines = [FakeEmbedder("embedder"), FakeEmbedder("other"), FakeEmbedder(NAMED), FakeLLM("llm")]
-    with served(EnginePool.local(engines), token_ids={"embedder": "cl100k_base", "llm": "cl100k_base"}) as server:
+    with running_server(
+        EnginePool.local(engines), token_ids={"embedder": "cl100k_base", "llm": "cl100k_base"}
+    ) as server:
         yield server
 
 
 @pytest.fixture
-def http(server: Served) -> Iterator[httpx.Client]:
+def http(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
 
@@ -58,7 +60,7 @@ def test_token_ids_embed_as_their_text(http: httpx.Client, model: str) -> None:
 
 
 def test_langchain_embeddings_work_with_base_url_and_model(
-    server: Served, http: httpx.Client, monkeypatch: Any
+    server: RunningServer, http: httpx.Client, monkeypatch: Any
 ) -> None:
     from langchain_openai import OpenAIEmbeddings
 
@@ -71,7 +73,7 @@ def test_langchain_embeddings_work_with_base_url_and_model(
         assert embeddings.embed_query(TEXTS[0]) == pytest.approx(vectors(http, model, TEXTS[0])[0])
 
 
-def test_prompt_of_token_ids_is_decoded(server: Served) -> None:
+def test_prompt_of_token_ids_is_decoded(server: RunningServer) -> None:
     with server.openai() as client:
         ids = tiktoken.get_encoding("cl100k_base").encode("one two")
         options: dict[str, Any] = {"model": "llm", "max_tokens": 20, "temperature": 0}
@@ -110,5 +112,5 @@ def test_unavailable_encoding_gets_503(http: httpx.Client, monkeypatch: Any) -> 
 
 @pytest.mark.parametrize("setting", [{"embeder": "cl100k_base"}, {"llm": "cl100"}])
 def test_invalid_token_id_settings_raise(setting: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"server\.token_ids.*Next: "), served(token_ids=setting):
+    with pytest.raises(ConfigError, match=r"server\.token_ids.*Next: "), running_server(token_ids=setting):
         pass

@@ -21,7 +21,7 @@ from support.fixed_replies import (
     fixed_replies,
     mutations,
 )
-from support.service import Served, served
+from support.service import RunningServer, running_server
 
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.event_streams import ServerSentEvent, read_events
@@ -35,14 +35,14 @@ def upstream() -> Iterator[FixedReplies]:
 
 
 @pytest.fixture(scope="module")
-def server(upstream: FixedReplies) -> Iterator[Served]:
+def server(upstream: FixedReplies) -> Iterator[RunningServer]:
     engine = OpenAIServer("llm", base_url=upstream.base_url, model=MODEL, timeout=10.0)
-    with served(EnginePool.local([engine])) as running:
+    with running_server(EnginePool.local([engine])) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def http(server: Served) -> Iterator[httpx.Client]:
+def http(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import openai_stub, telling_models
-from support.service import Served, key, served, until
+from support.service import RunningServer, key, running_server, until
 from support.telling_models import TOOK
 
 from teola_plugin.engines.openai import OpenAIServer
@@ -23,13 +23,13 @@ ONE = key("one", tokens_per_minute=100_000)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+def server() -> Iterator[RunningServer]:
     apps = {name: {"object": f"support.telling_models:{name}"} for name in OWN}
-    with served(apps=apps, keys=[ONE.settings], goal=None) as server:
+    with running_server(apps=apps, keys=[ONE.settings], goal=None) as server:
         yield server
 
 
-def usage_of(server: Served, name: str, *, stream: bool) -> tuple[dict[str, Any], str]:
+def usage_of(server: RunningServer, name: str, *, stream: bool) -> tuple[dict[str, Any], str]:
     """Return the usage that an answer has, and its query's id."""
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = {"model": name, "messages": [{"role": "user", "content": "goats"}], **options}
@@ -41,7 +41,7 @@ def usage_of(server: Served, name: str, *, stream: bool) -> tuple[dict[str, Any]
     return usage, response.headers["x-teola-query"]
 
 
-def of_the_pool(server: Served, id: str) -> int:
+def of_the_pool(server: RunningServer, id: str) -> int:
     """Tokens of the calls that reached an engine, by the query's trace."""
     until(lambda: server.service.live.find("one", id))
     live = server.service.live.find("one", id)
@@ -54,7 +54,7 @@ def of_the_pool(server: Served, id: str) -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", OWN)
-def test_models_outside_the_pool_are_counted_once(server: Served, name: str, stream: bool) -> None:
+def test_models_outside_the_pool_are_counted_once(server: RunningServer, name: str, stream: bool) -> None:
     usage, id = usage_of(server, name, stream=stream)
     prompt, cached, answer = TOOK
     assert usage["total_tokens"] == of_the_pool(server, id) + OWN[name] * (prompt + answer)
@@ -65,7 +65,7 @@ def test_models_outside_the_pool_are_counted_once(server: Served, name: str, str
 def test_tokens_of_outside_models_are_charged_to_the_key() -> None:
     few = key("few", tokens_per_minute=60)
     apps = {"streams_own": {"object": "support.telling_models:streams_own"}}
-    with served(apps=apps, keys=[few.settings]) as server, server.client(few.secret) as http:
+    with running_server(apps=apps, keys=[few.settings]) as server, server.client(few.secret) as http:
         body = {"model": "streams_own", "messages": [{"role": "user", "content": "goats"}]}
         assert http.post("/v1/chat/completions", json=body).status_code == 200
         assert http.post("/v1/chat/completions", json=body).json()["error"]["code"] == "tokens_limit"
@@ -83,7 +83,7 @@ def test_model_bound_to_an_engine_is_counted_once(monkeypatch: pytest.MonkeyPatc
         path = "support.telling_models:bound"
         apps = {"bound": {"object": path, "bind": {path: "llm"}}}
         engine = OpenAIServer("llm", base_url=stub.base_url, model=openai_stub.MODEL)
-        with served(EnginePool.local([engine]), apps=apps, keys=[ONE.settings]) as server:
+        with running_server(EnginePool.local([engine]), apps=apps, keys=[ONE.settings]) as server:
             usage, _ = usage_of(server, "bound", stream=stream)
             [(_, body)] = stub.requests
     assert usage["prompt_tokens"] == 5, body

@@ -22,38 +22,38 @@ _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowDown": 40}
 class Tab:
     """A page in a browser of its own. `faults` holds the errors and warnings of its console."""
 
-    def __init__(self, told: int, heard: int) -> None:
-        self._told, self._heard = told, heard
-        self._numbers, self._rest = itertools.count(1), b""
+    def __init__(self, commands_fd: int, replies_fd: int) -> None:
+        self._commands_fd, self._replies_fd = commands_fd, replies_fd
+        self._numbers, self._unread = itertools.count(1), b""
         self._session = ""
         self.faults: list[str] = []
-        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self._request("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._request("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
-            self._ask(f"{domain}.enable")
+            self._request(f"{domain}.enable")
 
-    def _ask(self, method: str, **params: Any) -> Any:
+    def _request(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
-        asked = {"id": number, "method": method, "params": params}
+        request = {"id": number, "method": method, "params": params}
         if self._session:
-            asked["sessionId"] = self._session
-        os.write(self._told, json.dumps(asked).encode() + b"\0")
-        while (found := self._next()).get("id") != number:
-            self._note(found)
-        assert "error" not in found, found["error"]
-        return found["result"]
+            request["sessionId"] = self._session
+        os.write(self._commands_fd, json.dumps(request).encode() + b"\0")
+        while (reply := self._next()).get("id") != number:
+            self._note(reply)
+        assert "error" not in reply, reply["error"]
+        return reply["result"]
 
     def _next(self) -> Any:
-        while b"\0" not in self._rest:
-            read = os.read(self._heard, 1 << 16)
+        while b"\0" not in self._unread:
+            read = os.read(self._replies_fd, 1 << 16)
             assert read, "the browser has gone"
-            self._rest += read
-        message, _, self._rest = self._rest.partition(b"\0")
+            self._unread += read
+        message, _, self._unread = self._unread.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, told: Mapping[str, Any]) -> None:
-        params = told.get("params", {})
-        match told.get("method"):
+    def _note(self, event: Mapping[str, Any]) -> None:
+        params = event.get("params", {})
+        match event.get("method"):
             case "Runtime.exceptionThrown":
                 self.faults.append(str(params["exceptionDetails"].get("exception", params["exceptionDetails"])))
             case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning"):
@@ -63,21 +63,21 @@ class Tab:
 
     def shape(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the page in CSS pixels, and its colour scheme."""
-        self._ask(
+        self._request(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._ask("Emulation.setEmulatedMedia", features=[scheme])
+        self._request("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
         """Go to an address and wait until the page is loaded."""
-        self._ask("Page.navigate", url=url)
+        self._request("Page.navigate", url=url)
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, script: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
-        found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        return found["result"].get("value")
+        reply = self._request("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return reply["result"].get("value")
 
     def until(self, script: str, seconds: float = 20.0) -> None:
         """Wait until an expression is true in the page. Fail after `seconds`."""
@@ -88,17 +88,17 @@ class Tab:
 
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key of `_KEYS`."""
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 if shift else 0}
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 if shift else 0}
         text = {"text": "\r"} if key == "Enter" else {}
-        self._ask("Input.dispatchKeyEvent", type="keyDown", **about, **text)
-        self._ask("Input.dispatchKeyEvent", type="keyUp", **about)
+        self._request("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self._request("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str) -> None:
-        self._ask("Input.insertText", text=text)
+        self._request("Input.insertText", text=text)
 
-    def picture(self, target: Path) -> None:
+    def save_screenshot(self, target: Path) -> None:
         """Save a screenshot of the page as a PNG file."""
-        target.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
+        target.write_bytes(base64.b64decode(self._request("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from teola_plugin.engines.vllm.link import Link, NotReady
 async def main() -> None:
     link = await Link.connect(socket.socket(fileno=int(sys.argv[1])))
     setup = await link.receive()
-    told = {"engine_args": dict(setup.engine_args), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    link.send(NotReady(f"<{json.dumps(told)}>"))
+    report = {"engine_args": dict(setup.engine_args), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    link.send(NotReady(f"<{json.dumps(report)}>"))
     await link.flushed()
 
 

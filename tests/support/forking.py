@@ -33,31 +33,31 @@ def in_fork(work: Callable[[], T], *, seconds: float = 20.0, exits: bool = False
         _run(work, writing, exits=exits)
     os.close(writing)
     try:
-        said = _read(reading, time.monotonic() + seconds)
-        if said is not None:
+        reply = _read(reading, time.monotonic() + seconds)
+        if reply is not None:
             _wait(child, seconds)
     finally:
         os.close(reading)
         _kill(child)
-    assert said, f"the child said nothing within {seconds:g} s"
-    good, found, story = pickle.loads(said)
-    if not good:
-        raise found from RuntimeError(story)
-    return found  # type: ignore[no-any-return]
+    assert reply, f"the child said nothing within {seconds:g} s"
+    succeeded, outcome, traceback_text = pickle.loads(reply)
+    if not succeeded:
+        raise outcome from RuntimeError(traceback_text)
+    return outcome  # type: ignore[no-any-return]
 
 
 def _run(work: Callable[[], Any], writing: int, *, exits: bool) -> None:
     status = 1
     try:
         try:
-            said: Any = (True, work(), "")
+            reply: Any = (True, work(), "")
         except BaseException as error:
-            said = (False, error, traceback.format_exc())
+            reply = (False, error, traceback.format_exc())
         if exits:
             _keep_folders()
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
-        os.write(writing, pickle.dumps(said))
+        os.write(writing, pickle.dumps(reply))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -78,29 +78,29 @@ def _keep_folders() -> None:
 
 def _read(reading: int, deadline: float) -> bytes | None:
     """Return all bytes until the pipe is closed, or None if that takes until the deadline."""
-    said = b""
+    data = b""
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
         more = os.read(reading, 1 << 16)
         if not more:
-            return said
-        said += more
+            return data
+        data += more
     return None
 
 
-_ended: set[int] = set()
+_ended_children: set[int] = set()
 
 
 def _wait(child: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
-            _ended.add(child)
+            _ended_children.add(child)
             return
         time.sleep(0.01)
 
 
 def _kill(child: int) -> None:
-    if child not in _ended:
+    if child not in _ended_children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    _ended.discard(child)
+    _ended_children.discard(child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def keep() -> None:
+def freeze_objects() -> None:
     """Exclude all objects that exist now from later collections.
 
     The suite imports so many modules that a collection of all their objects takes a second. The objects stay frozen,

@@ -23,7 +23,9 @@ HEAD_ID = "f" * 51 + "0" * 5
 
 
 @contextlib.contextmanager
-def growing(newer: bool, *, head: dict[str, float], worker: dict[str, float], workers: int = 1) -> Iterator[str]:
+def growing_cluster(
+    newer: bool, *, head: dict[str, float], worker: dict[str, float], workers: int = 1
+) -> Iterator[str]:
     """Start the cluster, connect this process to it, and yield its address. Connect to the former cluster afterwards.
 
     Args:
@@ -43,7 +45,7 @@ def growing(newer: bool, *, head: dict[str, float], worker: dict[str, float], wo
         process = _start(Path(folder), address, newer, head, worker, workers)
         try:
             with _silent():
-                _connected(address, process)
+                _wait_until_up(address, process)
             yield address
         finally:
             with _silent():
@@ -123,7 +125,7 @@ _LISTS = (
 )
 
 
-def _connected(address: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_up(address: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until the cluster is up and its autoscaler has reported."""
     from teola_plugin.cluster.connection import connect
     from teola_plugin.cluster.deployment import room

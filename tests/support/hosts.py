@@ -70,11 +70,11 @@ class Host(EngineHost):
         port = self.port
         enqueue = port.enqueue
 
-        def noted(entries: Any, event: Enqueue) -> None:
+        def record_and_enqueue(entries: Any, event: Enqueue) -> None:
             self.requests += [(entry.request, event) for entry in entries]
             enqueue(entries, event)
 
-        port.enqueue = noted  # type: ignore[method-assign]
+        port.enqueue = record_and_enqueue  # type: ignore[method-assign]
 
 
 class _Handle:
@@ -100,9 +100,9 @@ class _Handle:
     async def _answer(self, name: str, args: tuple[Any, ...]) -> Any:
         if self._lost is not None:
             raise self._lost
-        found = getattr(self._host, name)(*args)
+        answer = getattr(self._host, name)(*args)
         try:
-            return await found if inspect.isawaitable(found) else found
+            return await answer if inspect.isawaitable(answer) else answer
         except asyncio.CancelledError:
             raise (self._lost or ConnectionError("closed")) from None
 
@@ -137,8 +137,8 @@ class Cluster:
         self.hosts: dict[str, Host] = {}
         self._handles: dict[str, _Handle] = {}
         self._ports: list[SharedPort] = []
-        self._made: list[Host] = []
-        self._heard: dict[int, SentRequest] = {}
+        self._all_hosts: list[Host] = []
+        self._sent_requests: dict[int, SentRequest] = {}
         for module in (link, engine_host):
             monkeypatch.setattr(module, "actor", self._actor)
         monkeypatch.setattr(engine_host, "was_restarted", lambda: False)
@@ -152,7 +152,7 @@ class Cluster:
     async def __aexit__(self, *_: object) -> None:
         for port in self._ports:
             await port.close()
-        for host in self._made:
+        for host in self._all_hosts:
             await host.stop()
         for handle in self._handles.values():
             await handle.closed()
@@ -160,37 +160,37 @@ class Cluster:
     def host(self, engine: Engine, kind: type[Host] = Host) -> Host:
         """Create a host for the engine. A host that the engine had before is lost."""
         old = self._handles.get(actor_name("here", engine.name))
-        made = self.hosts[engine.name] = kind(engine)
-        self._made.append(made)
-        self._handles[actor_name("here", engine.name)] = _Handle(made)
+        host = self.hosts[engine.name] = kind(engine)
+        self._all_hosts.append(host)
+        self._handles[actor_name("here", engine.name)] = _Handle(host)
         if old is not None:
             old.lose()
-        return made
+        return host
 
     async def port(self, engine: str, client: str = "me") -> SharedPort:
         """Start the engine's host, and return a port to it that is open."""
         facts = await self.hosts[engine].start()
         listener = PortListener(lambda *_: None, lambda *_: None, self._ended)
-        made = SharedPort("here", SharedEngine(facts), Hello(client, PROTOCOL, (3, 11), "0"), listener)
-        self._ports.append(made)
-        await made.open()
-        return made
+        port = SharedPort("here", SharedEngine(facts), Hello(client, PROTOCOL, (3, 11), "0"), listener)
+        self._ports.append(port)
+        await port.open()
+        return port
 
     def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
-        future = self._heard[id(entry)].outcome
+        future = self._sent_requests[id(entry)].outcome
         future.set_result(value) if error is None else future.set_exception(error)
 
-    def send(self, port: SharedPort, request: Request, event: Enqueue, **sent: Any) -> SentRequest:
+    def send(self, port: SharedPort, request: Request, event: Enqueue, **options: Any) -> SentRequest:
         """Send a request. Return it with its outcome."""
-        heard = self.create_request(port, request, event)
-        port.enqueue([heard.entry], event, **sent)
-        return heard
+        sent_request = self.create_request(port, request, event)
+        port.enqueue([sent_request.entry], event, **options)
+        return sent_request
 
     def create_request(self, port: SharedPort, request: Request, event: Enqueue) -> SentRequest:
         """Create a request whose outcome is recorded, without sending it."""
-        heard = SentRequest(EngineRequest(request, port.name, None, event.primitive))
-        self._heard[id(heard.entry)] = heard
-        return heard
+        sent_request = SentRequest(EngineRequest(request, port.name, None, event.primitive))
+        self._sent_requests[id(sent_request.entry)] = sent_request
+        return sent_request
 
     @staticmethod
     async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -200,6 +200,6 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
 
-async def result(heard: SentRequest, seconds: float = 10.0) -> Any:
+async def result(sent_request: SentRequest, seconds: float = 10.0) -> Any:
     """Return the result of a request, or raise its error. Fail after `seconds`."""
-    return await asyncio.wait_for(asyncio.wrap_future(heard.outcome), seconds)
+    return await asyncio.wait_for(asyncio.wrap_future(sent_request.outcome), seconds)

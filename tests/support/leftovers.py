@@ -7,8 +7,8 @@ import types
 from collections import deque
 from typing import Any
 
-_PASSED = (type, types.ModuleType, types.FrameType, types.BuiltinFunctionType, types.CodeType)
-_LAST = (str, bytes, int, float)
+_SKIPPED_TYPES = (type, types.ModuleType, types.FrameType, types.BuiltinFunctionType, types.CodeType)
+_LEAF_TYPES = (str, bytes, int, float)
 
 
 def reference_paths(mark: str, *roots: Any) -> list[str]:
@@ -17,29 +17,29 @@ def reference_paths(mark: str, *roots: Any) -> list[str]:
     Each item names the types on the path of references, from the text back to a root.
     """
     gc.collect()
-    came: dict[int, Any] = {id(root): None for root in roots}
-    ways: deque[Any] = deque(roots)
-    found, raw = [], mark.encode()
-    while ways:
-        one = ways.popleft()
-        if (isinstance(one, str) and mark in one) or (isinstance(one, bytes) and raw in one):
-            found.append(_told(one, came))
-        if isinstance(one, (*_LAST, *_PASSED)):
+    parents: dict[int, Any] = {id(root): None for root in roots}
+    queue: deque[Any] = deque(roots)
+    paths, raw = [], mark.encode()
+    while queue:
+        item = queue.popleft()
+        if (isinstance(item, str) and mark in item) or (isinstance(item, bytes) and raw in item):
+            paths.append(_path_of(item, parents))
+        if isinstance(item, (*_LEAF_TYPES, *_SKIPPED_TYPES)):
             continue
-        for inner in _of_function(one) if isinstance(one, types.FunctionType) else gc.get_referents(one):
-            if id(inner) not in came and not isinstance(inner, _PASSED):
-                came[id(inner)] = one
-                ways.append(inner)
-    return found
+        for inner in _references_of_function(item) if isinstance(item, types.FunctionType) else gc.get_referents(item):
+            if id(inner) not in parents and not isinstance(inner, _SKIPPED_TYPES):
+                parents[id(inner)] = item
+                queue.append(inner)
+    return paths
 
 
-def _of_function(one: types.FunctionType) -> list[Any]:
+def _references_of_function(function: types.FunctionType) -> list[Any]:
     """Return what a function refers to, without the globals of its module."""
-    return [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
+    return [function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__]
 
 
-def _told(one: Any, came: dict[int, Any]) -> str:
-    way = [repr(one)[:60]]
-    while (one := came[id(one)]) is not None and len(way) < 12:
-        way.append(type(one).__qualname__)
-    return " < ".join(way)
+def _path_of(item: Any, parents: dict[int, Any]) -> str:
+    names = [repr(item)[:60]]
+    while (item := parents[id(item)]) is not None and len(names) < 12:
+        names.append(type(item).__qualname__)
+    return " < ".join(names)

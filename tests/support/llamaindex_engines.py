@@ -49,11 +49,11 @@ CALLS = {
 }
 
 
-def reply(asked: Generate) -> str:
+def reply(payload: Generate) -> str:
     """Return the model's answer: a list where the prompt requests one, else a text that depends on the prompt alone."""
-    text = asked.prompt.flat()
-    if asked.prompt.tools:
-        return CALLS["MultiSelection" if "MultiSelection" in asked.prompt.tools else "SingleSelection"]
+    text = payload.prompt.flat()
+    if payload.prompt.tools:
+        return CALLS["MultiSelection" if "MultiSelection" in payload.prompt.tools else "SingleSelection"]
     if "search queries" in text:
         return "what grows\nwhat sails\nwhat is old"
     if "sub_question" in text:
@@ -105,8 +105,10 @@ class Library:
 
     def searching_router(self, selector: Any = None, *makers: Any) -> RouterRetriever:
         """Return a router of two or more retrievers."""
-        found = [make() for make in makers] or [self.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
-        tools = [RetrieverTool.from_defaults(one, description=f"the {i}th") for i, one in enumerate(found)]
+        retrievers = [make() for make in makers] or [self.index.as_retriever(similarity_top_k=k) for k in (4, 2)]
+        tools = [
+            RetrieverTool.from_defaults(retriever, description=f"the {i}th") for i, retriever in enumerate(retrievers)
+        ]
         return RouterRetriever(selector or LLMSingleSelector.from_defaults(self.llm), tools, llm=self.llm)
 
 

@@ -29,17 +29,17 @@ PATIENCE_S = 10.0
 
 
 @dataclass
-class Watched:
+class WatchedKit:
     """A kit of own models, and the calls of its LLM."""
 
     kit: Kit
     starts: list[tuple[float, str, str]] = field(default_factory=list)
     """Time, name of the thread and prompt of each call."""
-    _most: int = 0
+    _most_waiting: int = 0
     """The largest number of calls that waited at the same time."""
-    _held: int = 0
-    _wanted: int = 1
-    _lone: int = 0
+    _waiting: int = 0
+    _calls_together: int = 1
+    _calls_alone: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -50,12 +50,15 @@ class Watched:
     def threads(self) -> set[str]:
         return {name for _, name, _ in self.starts}
 
-    def together(self) -> int:
+    def most_at_once(self) -> int:
         """Return the largest number of calls that were under way at the same time."""
-        times = [at for at, _, _ in self.starts]
-        return max(max((sum(at <= other < at + ANSWER_S for other in times) for at in times), default=0), self._most)
+        times = [start for start, _, _ in self.starts]
+        return max(
+            max((sum(start <= other < start + ANSWER_S for other in times) for start in times), default=0),
+            self._most_waiting,
+        )
 
-    def fresh(self, *, wanted: int = 1, lone: int = 0) -> None:
+    def fresh(self, *, calls_together: int = 1, calls_alone: int = 0) -> None:
         """Forget all calls.
 
         Args:
@@ -64,32 +67,32 @@ class Watched:
         """
         self.kit.fresh()
         self.starts.clear()
-        self._most, self._wanted, self._lone = 0, wanted, lone
+        self._most_waiting, self._calls_together, self._calls_alone = 0, calls_together, calls_alone
 
-    def took(self) -> float:
+    def wait_for_others(self) -> float:
         """Wait for the other calls if so configured. Return the seconds that the answer then takes."""
         with self._changed:
-            if self._wanted > 1 and len(self.starts) > self._lone:
-                self._held += 1
-                self._most = max(self._most, self._held)
+            if self._calls_together > 1 and len(self.starts) > self._calls_alone:
+                self._waiting += 1
+                self._most_waiting = max(self._most_waiting, self._waiting)
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._most >= self._wanted, PATIENCE_S)
-                self._held -= 1
+                self._changed.wait_for(lambda: self._most_waiting >= self._calls_together, PATIENCE_S)
+                self._waiting -= 1
         return ANSWER_S
 
 
-def watched(manager: CallbackManager | None = None) -> Watched:
+def create_watched_kit(manager: CallbackManager | None = None) -> WatchedKit:
     """Create a kit of own models whose calls are recorded."""
-    made = Watched(own_kit(profiles.noop(), Sizes(chunks=14, chunk_tokens=30, answer=8), manager))
-    slow, noted = made.kit.llm.slow, made.kit.ledger.asked  # type: ignore[attr-defined]
-    slow.generate, slow.embed, slow.search = (lambda *_: made.took()), (lambda _: 0.002), (lambda: 0.002)
+    watched = WatchedKit(own_kit(profiles.noop(), Sizes(chunks=14, chunk_tokens=30, answer=8), manager))
+    slow, record_prompt = watched.kit.llm.slow, watched.kit.ledger.asked  # type: ignore[attr-defined]
+    slow.generate, slow.embed, slow.search = (lambda *_: watched.wait_for_others()), (lambda _: 0.002), (lambda: 0.002)
 
-    def asked(prompt: str) -> None:
-        made.starts.append((time.perf_counter(), threading.current_thread().name, prompt))
-        noted(prompt)
+    def record_start(prompt: str) -> None:
+        watched.starts.append((time.perf_counter(), threading.current_thread().name, prompt))
+        record_prompt(prompt)
 
-    made.kit.ledger.asked = asked  # type: ignore[method-assign]
-    return made
+    watched.kit.ledger.asked = record_start  # type: ignore[method-assign]
+    return watched
 
 
 # ------------------------------------------------------------ events in their order
@@ -99,11 +102,11 @@ def watched(manager: CallbackManager | None = None) -> Watched:
 class Diary:
     """Names of callback events and instrumentation events in their order, with the threads they came on."""
 
-    said: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
 
-    def note(self, what: str) -> None:
-        self.said.append(what)
+    def note(self, event: str) -> None:
+        self.events.append(event)
         self.threads.add(threading.current_thread().name)
 
 
@@ -137,7 +140,7 @@ class DiaryEvents(BaseEventHandler):
         self.diary.note(event.class_name())
 
 
-def diary_of(diary: Diary, run: Callable[[], Any]) -> Any:
+def run_with_diary(diary: Diary, run: Callable[[], Any]) -> Any:
     """Return the result of `run`, with all instrumentation events recorded in the diary."""
     root = get_dispatcher()
     before = list(root.event_handlers)

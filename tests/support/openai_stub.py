@@ -14,7 +14,7 @@ MODEL = "echo"
 
 
 @dataclass
-class Stub:
+class OpenAIStub:
     """The server, its recorded requests, and how it answers."""
 
     base_url: str = ""
@@ -43,9 +43,9 @@ class Stub:
 @contextmanager
 def openai_stub(
     answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None, *, joins: bool = True
-) -> Iterator[Stub]:
-    """Run the server until the body ends. `answer` and `joins`: see `Stub`."""
-    stub = Stub(answer=answer, joins=joins)
+) -> Iterator[OpenAIStub]:
+    """Run the server until the body ends. `answer` and `joins`: see `OpenAIStub`."""
+    stub = OpenAIStub(answer=answer, joins=joins)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -60,7 +60,7 @@ def openai_stub(
 
 
 class _Handler(BaseHTTPRequestHandler):
-    stub: Stub  # HTTP/1.0: no connection is kept, so that clients that are forgotten leave none open
+    stub: OpenAIStub  # HTTP/1.0: no connection is kept, so that clients that are forgotten leave none open
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -77,8 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(200, {"data": [{"embedding": [float(len(text)), 1.0]} for text in body["input"]]})
         chat = self.path.partition("?")[0].endswith("/chat/completions")
         if chat and self.stub.answer is not None:
-            return self._answered(body, self.stub.answer(body))
-        text = _said(body) if chat else f"completed: {body['prompt']}"
+            return self._send_message(body, self.stub.answer(body))
+        text = _echo(body) if chat else f"completed: {body['prompt']}"
         if "slowly" in text:
             self.stub.go.wait(5)
         if "refuse" in text:
@@ -87,33 +87,33 @@ class _Handler(BaseHTTPRequestHandler):
             status = int(text.partition("status ")[2].split()[0])
             return self._json(status, {"error": {"message": f"it says {status}", "type": "Fault", "code": status}})
         if "too long" in text:
-            told = "This model's maximum context length is 5 tokens."
-            return self._json(400, {"error": {"message": told, "type": "BadRequestError", "code": 400}})
+            message = "This model's maximum context length is 5 tokens."
+            return self._json(400, {"error": {"message": message, "type": "BadRequestError", "code": 400}})
         if "nonsense" in text:
             return self._send(200, "application/json", b"<html>")
-        whole = _chat({"role": "assistant", "content": text}) if chat else _completion(text)
+        completion = _chat({"role": "assistant", "content": text}) if chat else _completion(text)
         if not body.get("stream"):
-            return self._whole(whole)
+            return self._send_completion(completion)
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self._stream(list(_chunks(text, whole, chat=chat, usage=usage)))
+        self._stream(list(_chunks(text, completion, chat=chat, usage=usage)))
 
-    def _answered(self, body: dict[str, Any], message: dict[str, Any]) -> None:
+    def _send_message(self, body: dict[str, Any], message: dict[str, Any]) -> None:
         if "status" in message:
             return self._json(message["status"], {"error": {"message": "it refuses", "type": "Fault", "code": 1}})
-        whole = _chat({"role": "assistant", **message})
+        completion = _chat({"role": "assistant", **message})
         if not body.get("stream"):
-            return self._whole(whole)
+            return self._send_completion(completion)
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         calls = message.get("tool_calls")
-        chunks = list(_chunks(message.get("content") or "", whole, chat=True, usage=usage))
+        chunks = list(_chunks(message.get("content") or "", completion, chat=True, usage=usage))
         if calls:
             delta = {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
             choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
             chunks.insert(1, {**_HEAD, "object": "chat.completion.chunk", "choices": [choice]})
         self._stream(chunks)
 
-    def _whole(self, whole: dict[str, Any]) -> None:
-        self._json(200, whole if self.stub.joins else {**whole, "service_tier": "default"})
+    def _send_completion(self, completion: dict[str, Any]) -> None:
+        self._json(200, completion if self.stub.joins else {**completion, "service_tier": "default"})
 
     def _json(self, status: int, value: Any) -> None:
         self._send(status, "application/json", json.dumps(value).encode())
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def _said(body: dict[str, Any]) -> str:
+def _echo(body: dict[str, Any]) -> str:
     parts = [f"{m['role']} {m['content']}" for m in body["messages"]]
     return f"{body.get('temperature')} {body.get('max_tokens')} | " + " | ".join(parts)
 
@@ -153,13 +153,13 @@ def _completion(text: str) -> dict[str, Any]:
     return {**_HEAD, "object": "text_completion", "choices": [choice], "usage": _usage(text)}
 
 
-def _chunks(text: str, whole: dict[str, Any], *, chat: bool, usage: bool) -> Iterator[dict[str, Any]]:
+def _chunks(text: str, completion: dict[str, Any], *, chat: bool, usage: bool) -> Iterator[dict[str, Any]]:
     kind = "chat.completion.chunk" if chat else "text_completion"
     words = [word + " " for word in text.split(" ")]
     words[-1] = words[-1][:-1]
     for i, word in enumerate(words):
-        said = {"delta": {"content": word, **({"role": "assistant"} if i == 0 else {})}} if chat else {"text": word}
+        content = {"delta": {"content": word, **({"role": "assistant"} if i == 0 else {})}} if chat else {"text": word}
         reason = "stop" if i == len(words) - 1 else None
-        yield {**_HEAD, "object": kind, "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **said}]}
+        yield {**_HEAD, "object": kind, "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **content}]}
     if usage:
-        yield {**_HEAD, "object": kind, "choices": [], "usage": whole["usage"]}
+        yield {**_HEAD, "object": kind, "choices": [], "usage": completion["usage"]}

@@ -10,7 +10,7 @@ CALLS: list[str] = []
 """Names of the functions that were called."""
 
 
-def own(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def with_side_effect(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the same function with a side effect: each call appends its name to `CALLS`."""
 
     @wraps(func)

@@ -8,14 +8,14 @@ import zlib
 
 def pdf(*objects: bytes) -> bytes:
     """Return a PDF of these objects, given by their bodies. The first one is the catalog."""
-    made, places = b"%PDF-1.7\n", list[int]()
+    content, offsets = b"%PDF-1.7\n", list[int]()
     for number, body in enumerate(objects, 1):
-        places.append(len(made))
-        made += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+        offsets.append(len(content))
+        content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     size = len(objects) + 1
-    tail = b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, len(made))
-    return made + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + tail
+    tail = b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (size, len(content))
+    return content + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + tail
 
 
 def stream(data: bytes, more: bytes = b"") -> bytes:
@@ -74,7 +74,7 @@ def deep() -> bytes:
 def encrypted(text: str, password: str) -> bytes:
     from pypdf import PdfReader, PdfWriter
 
-    writer, made = PdfWriter(PdfReader(io.BytesIO(with_text(text)))), io.BytesIO()
+    writer, output = PdfWriter(PdfReader(io.BytesIO(with_text(text)))), io.BytesIO()
     writer.encrypt(password, "owner", algorithm="RC4-128")
-    writer.write(made)
-    return made.getvalue()
+    writer.write(output)
+    return output.getvalue()

@@ -41,14 +41,14 @@ def but(*full: str) -> Callable[[str, int], bool]:
 
 
 def send(
-    placement: E2, asked: PlacementRequest, replica: str = "", units: int | None = None, *, prefilling: bool = False
+    placement: E2, request: PlacementRequest, replica: str = "", units: int | None = None, *, prefilling: bool = False
 ) -> PlacementChoice:
     """Place a request, or send it to `replica`. Its first token comes at once, unless it stays `prefilling`."""
-    placed = placement.choose_replica(asked, anywhere)
-    assert placed is not None
+    choice = placement.choose_replica(request, anywhere)
+    assert choice is not None
     if replica:
-        placed = PlacementChoice(replica, asked.size if units is None else units, PlacementRule.EXPLORE)
-    placement.record_sent(asked, placed)
+        choice = PlacementChoice(replica, request.size if units is None else units, PlacementRule.EXPLORE)
+    placement.record_sent(request, choice)
     if not prefilling:
-        placement.record_prefilled(0.0, asked.id)
-    return placed
+        placement.record_prefilled(0.0, request.id)
+    return choice

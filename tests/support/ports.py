@@ -71,28 +71,28 @@ async def answers(batch: Sequence[Request]) -> AsyncIterator[Result]:
 
 async def hangs(batch: Sequence[Request]) -> AsyncIterator[Result]:
     """Answer nothing until the test is over, even if cancelled."""
-    over = _over[-1]
-    while not over.is_set():
+    test_over = _test_over[-1]
+    while not test_over.is_set():
         try:
-            await over.wait()
+            await test_over.wait()
         except asyncio.CancelledError:
             pass
     for request in batch:
         yield Piece(request.id, "too late")
 
 
-_over: list[asyncio.Event] = []
+_test_over: list[asyncio.Event] = []
 
 
 def driven(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` in virtual time. Scripts that hang until then end with it."""
 
     async def main() -> None:
-        _over.append(asyncio.Event())
+        _test_over.append(asyncio.Event())
         try:
             await work
         finally:
-            _over[-1].set()
+            _test_over[-1].set()
 
     run_virtual(main())
 
@@ -120,8 +120,8 @@ def raises(error: BaseException) -> Script:
 
 
 def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> EngineRequest:
-    made = Request(name, PrimitiveKind.PREFILLING, payload or Generate(Prompt(text=name)), query="q", stream=stream)
-    return EngineRequest(made, "llm", None, primitive or name)
+    request = Request(name, PrimitiveKind.PREFILLING, payload or Generate(Prompt(text=name)), query="q", stream=stream)
+    return EngineRequest(request, "llm", None, primitive or name)
 
 
 def event(name: str, **fields: Any) -> Enqueue:
@@ -129,7 +129,7 @@ def event(name: str, **fields: Any) -> Enqueue:
 
 
 @dataclass
-class Heard:
+class PortReports:
     """The starts, pieces and outcomes that a port reports to its listener."""
 
     ends: dict[str, tuple[Any, BaseException | None, float]] = field(default_factory=dict)
@@ -140,17 +140,17 @@ class Heard:
     def listener(self) -> PortListener:
         return PortListener(self._started, self._piece, self._ended)
 
-    def _started(self, told: EngineRequest, replica: str, batch: int) -> None:
-        self.started.append((told.request.id, replica))
+    def _started(self, entry: EngineRequest, replica: str, batch: int) -> None:
+        self.started.append((entry.request.id, replica))
 
-    def _piece(self, told: EngineRequest, piece: Piece) -> None:
-        told.stream.add(piece)
-        self.pieces[told.request.id] = self.pieces.get(told.request.id, "") + piece.text
+    def _piece(self, entry: EngineRequest, piece: Piece) -> None:
+        entry.stream.add(piece)
+        self.pieces[entry.request.id] = self.pieces.get(entry.request.id, "") + piece.text
 
-    def _ended(self, told: EngineRequest, value: Any, error: BaseException | None) -> None:
-        assert told.request.id not in self.ends, "a request ended twice"
-        told.resolve(value, error)
-        self.ends[told.request.id] = value, error, asyncio.get_running_loop().time()
+    def _ended(self, entry: EngineRequest, value: Any, error: BaseException | None) -> None:
+        assert entry.request.id not in self.ends, "a request ended twice"
+        entry.resolve(value, error)
+        self.ends[entry.request.id] = value, error, asyncio.get_running_loop().time()
 
     def text(self, name: str) -> Any:
         value, error, _ = self.ends[name]
@@ -164,14 +164,14 @@ class Heard:
         return self.ends[name][2]
 
 
-def port(engines: Mapping[str, Engine] | Engine, heard: Heard, **more: Any) -> EnginePort:
-    named = engines if isinstance(engines, Mapping) else {"0": engines}
-    return EnginePort("llm", named, heard.listener(), **more)
+def port(engines: Mapping[str, Engine] | Engine, reports: PortReports, **more: Any) -> EnginePort:
+    engines_by_name = engines if isinstance(engines, Mapping) else {"0": engines}
+    return EnginePort("llm", engines_by_name, reports.listener(), **more)
 
 
-def ask(one: EnginePort, *names: str, **fields: Any) -> list[EngineRequest]:
+def enqueue_requests(port: EnginePort, *names: str, **fields: Any) -> list[EngineRequest]:
     """Enqueue one request for each name, each with a primitive of its own."""
-    made = [entry(name) for name in names]
-    for each in made:
-        one.enqueue([each], event(each.primitive, **fields))
-    return made
+    entries = [entry(name) for name in names]
+    for entry in entries:
+        port.enqueue([entry], event(entry.primitive, **fields))
+    return entries

@@ -72,12 +72,12 @@ def touches(
     """
     code = Code.read()
     paths = [path for path in code.modules if _under(path, folders) and not _under(path, leave_out)]
-    found = {touch for path in paths for touch in code.touches(path)}
-    return sorted(touch for touch in found if not _is_allowed(touch, allowed or {}))
+    all_touches = {touch for path in paths for touch in code.touches(path)}
+    return sorted(touch for touch in all_touches if not _is_allowed(touch, allowed or {}))
 
 
 def _is_allowed(touch: Touch, allowed: Mapping[str, Iterable[str]]) -> bool:
-    return any(_under(touch.path, (place,)) and touch.name in names for place, names in allowed.items())
+    return any(_under(touch.path, (folder,)) and touch.name in names for folder, names in allowed.items())
 
 
 def _under(path: str, folders: Sequence[str]) -> bool:
@@ -120,15 +120,15 @@ class Module:
     @cached_property
     def no_names(self) -> set[ast.AST]:
         """Return the strings that are not names: documentation, ends of other strings."""
-        found: set[ast.AST] = set()
+        strings: set[ast.AST] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Expr):
-                found.add(node.value)
+                strings.add(node.value)
             elif isinstance(node, ast.JoinedStr):
-                found.update(node.values[1:])
+                strings.update(node.values[1:])
             elif isinstance(node, ast.Call) and _last_name(node.func) in ("endswith", "removesuffix"):
-                found.update(node.args)
-        return found
+                strings.update(node.args)
+        return strings
 
     def gather(self) -> None:
         for node in ast.walk(self.tree):
@@ -178,27 +178,27 @@ class Code:
 
     def touches(self, path: str) -> Iterator[Touch]:
         module = self.modules[path]
-        own = module.defined | {name for cls in module.classes for name in self.members(cls)}
+        defined_names = module.defined | {name for cls in module.classes for name in self.members(cls)}
         for node in ast.walk(module.tree):
-            for kind, name in _of_node(node, module, own):
+            for kind, name in _of_node(node, module, defined_names):
                 yield Touch(path, node.lineno, kind, name, module.lines[node.lineno - 1].strip())
 
     def members(self, cls: str, seen: frozenset[str] = frozenset()) -> set[str]:
         """Return the names that a class and its bases in the project define. Classes with the same name are merged."""
-        found: set[str] = set()
+        members: set[str] = set()
         for bases, names in self._classes.get(cls, []):
-            found |= names
+            members |= names
             for base in bases:
                 if base not in seen:
-                    found |= self.members(base, seen | {cls})
-        return found
+                    members |= self.members(base, seen | {cls})
+        return members
 
 
-def _of_node(node: ast.AST, module: Module, own: set[str]) -> Iterator[tuple[str, str]]:
+def _of_node(node: ast.AST, module: Module, defined_names: set[str]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield from (("import", name) for name in _private_imports(node))
     elif isinstance(node, ast.Attribute):
-        if is_private(node.attr) and node.attr not in own and not _standard(node.value, module):
+        if is_private(node.attr) and node.attr not in defined_names and not _standard(node.value, module):
             yield ("inherited" if _is_self(node.value) else "attribute"), node.attr
         if isinstance(node.ctx, ast.Store | ast.Del):
             yield from _stored(node, module)
@@ -209,9 +209,9 @@ def _of_node(node: ast.AST, module: Module, own: set[str]) -> Iterator[tuple[str
     elif isinstance(node, ast.Name) and node.id == "__code__" and isinstance(node.ctx, ast.Store):
         yield "code", node.id
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in module.no_names:
-        found = _STRING.fullmatch(node.value)
-        if found is not None and found[1] not in own and is_private(found[1]):
-            yield "string", found[1]
+        match = _STRING.fullmatch(node.value)
+        if match is not None and match[1] not in defined_names and is_private(match[1]):
+            yield "string", match[1]
 
 
 def _stored(node: ast.Attribute, module: Module) -> Iterator[tuple[str, str]]:
@@ -234,11 +234,11 @@ def _private_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
         return []
     else:
         dotted = [f"{node.module}.{alias.name}" for alias in node.names]
-    found = []
+    private = []
     for name in dotted:
         if _foreign(name) and any(map(is_private, name.split(".")[1:])):
-            found.append(name)
-    return found
+            private.append(name)
+    return private
 
 
 def _standard(value: ast.expr, module: Module) -> bool:

@@ -18,7 +18,7 @@ from teola_plugin.runtime.virtual_time import run_virtual
 
 K = PrimitiveKind
 QUESTION = "why is the sky blue? " * 8
-ASKED = Generate(Prompt(text=QUESTION), Sampling(max_tokens=24))
+GENERATE = Generate(Prompt(text=QUESTION), Sampling(max_tokens=24))
 PROMPT = (PromptPart.var("text"),)
 Calls = dict[str, Callable[..., Any]]
 
@@ -28,18 +28,20 @@ def generation(name: str = "g", text: str = "$input") -> list[Primitive]:
     return [lead, Primitive(name, K.DECODING, "llm", named(prefilling=Ref(lead.id)))]
 
 
-def ask(given: dict[str, Any]) -> Generate:
-    return Generate(Prompt(text=given["text"]), Sampling(max_tokens=24))
+def ask(inputs: dict[str, Any]) -> Generate:
+    return Generate(Prompt(text=inputs["text"]), Sampling(max_tokens=24))
 
 
 def graph(*primitives: Primitive) -> Graph:
     return Graph(primitives, Ref(primitives[-1].id))
 
 
-GIVEN = {"known": QUESTION * 20, "slow": "text " * 3000}
+INPUT = {"known": QUESTION * 20, "slow": "text " * 3000}
 CALLS: Calls = {"ask": ask}
-ONE = graph(*generation())
-TWO = graph(*generation("one"), *generation("two"), Primitive("both", K.CALL, inputs=named(a=Ref("one"), b=Ref("two"))))
+ONE_GENERATION = graph(*generation())
+TWO_GENERATIONS = graph(
+    *generation("one"), *generation("two"), Primitive("both", K.CALL, inputs=named(a=Ref("one"), b=Ref("two")))
+)
 
 
 class Scene:
@@ -50,37 +52,41 @@ class Scene:
         self.requests: dict[str, list[Request]] = {name: record(pool.engine(name)) for name in pool.engine_names}
         self.run: QueryRun = pool.runtime.watch(Query({"input": None}, **query), joins=True)
 
-    def prefetch(self, graph: Graph = ONE, calls: Calls = CALLS, value: Any = QUESTION, **more: Any) -> SubplanRun:
+    def prefetch(
+        self, graph: Graph = ONE_GENERATION, calls: Calls = CALLS, value: Any = QUESTION, **more: Any
+    ) -> SubplanRun:
         """Start a plan for a part of the query, before the original comes to it."""
         return self.run.begin_subplan(graph, calls, value, **{"lookahead": True, **more})
 
-    async def call_as_original(self, asked: Generate = ASKED, *, stream: bool = False) -> str:
+    async def call_as_original(self, payload: Generate = GENERATE, *, stream: bool = False) -> str:
         """Make a call as the original does. Return its text."""
-        handle = self.run.call(K.PREFILLING, "llm", [asked], stream=stream)
+        handle = self.run.call(K.PREFILLING, "llm", [payload], stream=stream)
         pieces = "".join([piece.text async for piece in handle.pieces]) if stream else ""
-        [made] = await handle
-        assert not stream or pieces == made.text
-        return str(made.text)
+        [generation] = await handle
+        assert not stream or pieces == generation.text
+        return str(generation.text)
 
     def count(self, kind: PrimitiveKind = K.PREFILLING) -> int:
         """Return the number of requests of this kind."""
-        return sum(request.kind is kind for asked in self.requests.values() for request in asked)
+        return sum(request.kind is kind for requests in self.requests.values() for request in requests)
 
     def trace(self) -> QueryTrace:
         """Close the query and return its trace."""
         self.run.close()
-        found = self.run.trace.result(0)
-        assert found is not None
-        return found
+        trace = self.run.trace.result(0)
+        assert trace is not None
+        return trace
 
 
-def in_scene(body: Callable[[Scene], Awaitable[Any]], *, engines: Sequence[Any] = (), most: int = 8) -> Any:
+def in_scene(body: Callable[[Scene], Awaitable[Any]], *, engines: Sequence[Any] = (), max_requests: int = 8) -> Any:
     """Run `body` with a `Scene` in virtual time. `engines` replace the fakes of the same names."""
 
     async def run() -> Any:
-        profiles = rtx3090() | {"llm": replace(rtx3090()["llm"], max_requests=most)}
-        made = {engine.name: engine for engine in fake_engines(profiles)} | {engine.name: engine for engine in engines}
-        async with EnginePool.on_this_loop(list(made.values())) as pool:
+        profiles = rtx3090() | {"llm": replace(rtx3090()["llm"], max_requests=max_requests)}
+        engines_by_name = {engine.name: engine for engine in fake_engines(profiles)} | {
+            engine.name: engine for engine in engines
+        }
+        async with EnginePool.on_this_loop(list(engines_by_name.values())) as pool:
             scene = Scene(pool)
             return await body(scene)
 
@@ -98,6 +104,6 @@ def warmed(**more: Any) -> Graph:
     return graph(slow, lead, full, Primitive("g", K.DECODING, "llm", named(prefilling=Ref("g.p"))))
 
 
-def begin(given: dict[str, Any]) -> Generate:
-    rest = str(len(given["slow"])) if "slow" in given else UNKNOWN
-    return Generate(Prompt(text=given["known" if "known" in given else "text"] + rest), Sampling(max_tokens=8))
+def begin(inputs: dict[str, Any]) -> Generate:
+    rest = str(len(inputs["slow"])) if "slow" in inputs else UNKNOWN
+    return Generate(Prompt(text=inputs["known" if "known" in inputs else "text"] + rest), Sampling(max_tokens=8))

@@ -29,21 +29,21 @@ def ray_nodes(*cpus: int, gpus: int = 0) -> Iterator[Cluster]:
     before = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
     ray.shutdown()
     with _silent():
-        made = Cluster()
+        cluster = Cluster()
         try:
             for number, count in enumerate(cpus):
                 only_head: dict[str, Any] = {} if number else {"include_dashboard": False, "num_gpus": gpus}
-                made.add_node(num_cpus=count, object_store_memory=STORE, **only_head)
-            connect(made.address)
+                cluster.add_node(num_cpus=count, object_store_memory=STORE, **only_head)
+            connect(cluster.address)
         except BaseException:
-            made.shutdown()
+            cluster.shutdown()
             raise
     try:
-        yield made
+        yield cluster
     finally:
         with _silent():
             ray.shutdown()
-            made.shutdown()
+            cluster.shutdown()
             if before:
                 connect(before)
 

@@ -136,9 +136,9 @@ def public_apps() -> str:
     rows = []
     for app in sorted(result("public_apps")["apps"], key=lambda app: -app["possible"]):
         ways = app["ways"]
-        shown = ways["ainvoke"]
+        ainvoke = ways["ainvoke"]
         cells = [number(ways[way]["speed_up"] if way in ways else None) for way in ("invoke", "ainvoke", "stream")]
-        seconds = [number(shown["original_s"]), number(shown["fast_s"])]
+        seconds = [number(ainvoke["original_s"]), number(ainvoke["fast_s"])]
         rows.append([app["app"], *seconds, *cells, number(app["possible"])])
     heads = ("app", "original, s", "accelerated, s", "`invoke`", "`ainvoke`", "`stream`", "possible")
     return table(heads, rows, ["public_apps"])
@@ -157,9 +157,9 @@ def graphs() -> str:
         [row | {"size": (row["documents"], row["tokens"])} for row in result("graphs")["rows"]], "size", "app"
     ).items():
         cells = [number(sizes[size][key]) for size in _GRAPHS for key in ("speedup", "possible")]
-        behind = max(row["behind_ms"] for row in sizes.values())
+        loss_ms = max(row["behind_ms"] for row in sizes.values())
         wasted = max(row["wasted"]["calls"] for row in sizes.values())
-        rows.append([app, *cells, number(behind, 1) if behind > 0 else "", f"{wasted:g}" if wasted else ""])
+        rows.append([app, *cells, number(loss_ms, 1) if loss_ms > 0 else "", f"{wasted:g}" if wasted else ""])
     heads = ["graph"]
     for documents, tokens in _GRAPHS:
         heads += [f"{documents} passages, {tokens} tokens", "possible"]
@@ -172,16 +172,16 @@ def patterns() -> str:
     Of `invoke` and `ainvoke` each cell holds the one that is accelerated less.
     """
     columns = (("pool", "speedup"), ("pool", "speedup_all"), ("mixed", "speedup"), ("own", "speedup"))
-    rows, others = [], []
+    rows, unchanged = [], []
     for (name,), kinds in by_key(result("langchain_patterns")["cases"], "objects", "pattern").items():
         ratios = [min(kinds[kind][key], kinds[kind][f"{key}_sync"]) for kind, key in columns]
         if any(abs(ratio - 1) > 0.02 for ratio in ratios):
             rows.append((ratios[0], [name, *map(number, ratios), number(kinds["pool"].get("possible"))]))
         else:
-            others.append(name)
+            unchanged.append(name)
     rows.sort(key=lambda row: -row[0])
     heads = ("pattern", "pool", 'pool, `speculate="all"`', "mixed", "own models", "possible, pool")
-    last = [f"{len(others)} others, 0.98 to 1.02: {', '.join(others)}", *[""] * (len(columns) + 1)]
+    last = [f"{len(unchanged)} others, 0.98 to 1.02: {', '.join(unchanged)}", *[""] * (len(columns) + 1)]
     return table(heads, [*(row for _, row in rows), last], ["langchain_patterns"])
 
 
@@ -189,7 +189,7 @@ def llamaindex_patterns() -> str:
     """Return the LlamaIndex engines on a pool and with own models side by side."""
     runs = ("llamaindex_patterns", "llamaindex_patterns_own")
     cases = by_key([case | {"run": run} for run in runs for case in result(run)["cases"]], "run", "pattern")
-    rows, others = [], []
+    rows, unchanged = [], []
     for (name,), by_run in cases.items():
         ratios = []
         for case in by_run.values():
@@ -198,11 +198,11 @@ def llamaindex_patterns() -> str:
         if any(abs(ratio - 1) > 0.02 for ratio in ratios):
             rows.append([name, *map(number, ratios)])
         else:
-            others.append(name)
+            unchanged.append(name)
     heads = ["engine"]
     for kind in ("pool", "own models"):
         heads += [f"{kind}: over `query`", "over the better way"]
-    return table(heads, [*rows, [f"{len(others)} others, 0.98 to 1.02: {', '.join(others)}", *[""] * 4]], runs)
+    return table(heads, [*rows, [f"{len(unchanged)} others, 0.98 to 1.02: {', '.join(unchanged)}", *[""] * 4]], runs)
 
 
 _APPS = {
@@ -260,8 +260,8 @@ _FAMILIES = {
 
 def _hardest(ratios: dict[str, Any], family: str) -> str:
     """Return the smallest speed-up over the baselines of a family, or an empty text if there is none."""
-    known = [ratios[name]["median"] for name in _FAMILIES[family] if ratios.get(name)]
-    return number(min(known)) if known else ""
+    medians = [ratios[name]["median"] for name in _FAMILIES[family] if ratios.get(name)]
+    return number(min(medians)) if medians else ""
 
 
 def _five_apps(run: str) -> str:
@@ -341,8 +341,8 @@ def overhead() -> str:
     ]
     for one in result("overheads")["decisions"]:
         if one["replicas"] == 4 and one["waiting"] == 1000:
-            what = f"a scheduler's decision, {one['waiting']} requests waiting"
-            rows.append([what, f"{number(one['us']['median'] / 1000, 2)} ms"])
+            label = f"a scheduler's decision, {one['waiting']} requests waiting"
+            rows.append([label, f"{number(one['us']['median'] / 1000, 2)} ms"])
     names = {
         "queries": "memory before and after {count:,} queries in sequence",
         "open query": "the same, one open query with {count:,} requests",

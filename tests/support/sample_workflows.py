@@ -23,18 +23,18 @@ from teola_plugin.workflow import (
 def answer(prompt: Prompt, sampling: Sampling) -> str:
     """Return words that depend on the prompt. If it requests queries, return that many lines, or one fewer or more."""
     text = prompt.flat()
-    asked = re.search(r"Write (\d+) search queries", text)
-    if asked is None:
+    match = re.search(r"Write (\d+) search queries", text)
+    if match is None:
         return default_answer(prompt, sampling)
-    lines = int(asked[1]) + len(text) % 3 - 1
+    lines = int(match[1]) + len(text) % 3 - 1
     return "".join(f"{answer_words(f'{i} {text}', 8)}\n" for i in range(lines))
 
 
 def engines(machine: dict[str, EngineProfile] | None = None) -> list[FakeEngine]:
     """Return fake engines whose LLM writes lists where the prompt requests them."""
-    found = fake_engines(machine)
-    llm = FakeLLM(profile=found[0].profile, answer=answer)
-    return [llm, *found[1:]]
+    fakes = fake_engines(machine)
+    llm = FakeLLM(profile=fakes[0].profile, answer=answer)
+    return [llm, *fakes[1:]]
 
 
 DOCUMENT = " ".join(f"Paragraph {i} says what paragraph {i - 1} does not say." for i in range(60))

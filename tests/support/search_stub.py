@@ -20,7 +20,7 @@ PAGES = [
 
 
 @dataclass
-class Stub:
+class SearchStub:
     """The server, its recorded requests, and the statuses of its next replies."""
 
     url: str = ""
@@ -39,9 +39,9 @@ class Stub:
 
 
 @contextmanager
-def search_stub() -> Iterator[Stub]:
+def search_stub() -> Iterator[SearchStub]:
     """Run the server until the body ends."""
-    stub = Stub()
+    stub = SearchStub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -56,7 +56,7 @@ def search_stub() -> Iterator[Stub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    stub: Stub
+    stub: SearchStub
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -67,34 +67,34 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-    def _answer(self, path: str, asked: dict[str, Any]) -> None:
+    def _answer(self, path: str, parameters: dict[str, Any]) -> None:
         stub = self.stub
         with stub.lock:
-            stub.requests.append((self.command, path, asked, {k.lower(): v for k, v in self.headers.items()}))
+            stub.requests.append((self.command, path, parameters, {k.lower(): v for k, v in self.headers.items()}))
             status, headers = stub.statuses.pop(0) if stub.statuses else (200, {})
             stub.at_once += 1
             stub.most_at_once = max(stub.most_at_once, stub.at_once)
         try:
-            if "slowly" in (asked.get("q") or asked.get("query") or ""):
+            if "slowly" in (parameters.get("q") or parameters.get("query") or ""):
                 stub.go.wait(5)
             if status == 0:
                 self.close_connection = True
                 return
-            self._send(status, headers, *self._content(path, asked, status))
+            self._send(status, headers, *self._content(path, parameters, status))
         finally:
             with stub.lock:
                 stub.at_once -= 1
 
-    def _content(self, path: str, asked: dict[str, Any], status: int) -> tuple[str, str]:
+    def _content(self, path: str, parameters: dict[str, Any], status: int) -> tuple[str, str]:
         if status != 200:
             return "application/json", json.dumps(_refusal(path, self.command, status, dict(self.headers)))
-        query = asked.get("q") or asked["query"]
+        query = parameters.get("q") or parameters["query"]
         if query == "nonsense":
             return "text/html", "<html>"
         if path == "/res/v1/web/search":
-            return "application/json", json.dumps(_brave(query, int(asked["count"])))
-        made = _tavily(query, asked["max_results"]) if self.command == "POST" else _searxng(query)
-        return "application/json", json.dumps(made)
+            return "application/json", json.dumps(_brave(query, int(parameters["count"])))
+        results = _tavily(query, parameters["max_results"]) if self.command == "POST" else _searxng(query)
+        return "application/json", json.dumps(results)
 
     def _send(self, status: int, headers: dict[str, str], kind: str, content: str) -> None:
         body = content.encode()
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _brave(query: str, count: int) -> dict[str, Any]:
-    found = [
+    results = [
         {
             "title": title,
             "url": url,
@@ -122,12 +122,12 @@ def _brave(query: str, count: int) -> dict[str, Any]:
         }
         for url, title, text in PAGES[:count]
     ]
-    made: dict[str, Any] = {"query": {"original": query, "more_results_available": True}, "type": "search"}
-    return made if query == "nothing" else {**made, "web": {"type": "search", "results": found}}
+    reply: dict[str, Any] = {"query": {"original": query, "more_results_available": True}, "type": "search"}
+    return reply if query == "nothing" else {**reply, "web": {"type": "search", "results": results}}
 
 
 def _tavily(query: str, count: int) -> dict[str, Any]:
-    found = [
+    results = [
         {"url": url, "title": title, "content": text, "score": 0.9 - n / 10, "raw_content": None}
         for n, (url, title, text) in enumerate(PAGES[:count])
     ]
@@ -136,14 +136,14 @@ def _tavily(query: str, count: int) -> dict[str, Any]:
         "follow_up_questions": None,
         "answer": None,
         "images": [],
-        "results": [] if query == "nothing" else found,
+        "results": [] if query == "nothing" else results,
         "response_time": 0.94,
         "request_id": "123e4567",
     }
 
 
 def _searxng(query: str) -> dict[str, Any]:
-    found = [
+    results = [
         {
             "url": url,
             "title": title,
@@ -160,7 +160,7 @@ def _searxng(query: str) -> dict[str, Any]:
     return {
         "query": query,
         "number_of_results": 0,
-        "results": [] if query == "nothing" else found,
+        "results": [] if query == "nothing" else results,
         "answers": [],
         "corrections": [],
         "infoboxes": [],
@@ -173,6 +173,6 @@ def _refusal(path: str, method: str, status: int, headers: dict[str, str]) -> di
     """Return an error reply of Brave or Tavily. It repeats the key, so that a test can search for it."""
     if path == "/res/v1/web/search":
         key = headers.get("X-Subscription-Token", "")
-        told = {"status": status, "code": "RATE_LIMITED", "detail": f"token {key} refused", "id": "1", "meta": {}}
-        return {"type": "ErrorResponse", "error": told, "time": 1}
+        error = {"status": status, "code": "RATE_LIMITED", "detail": f"token {key} refused", "id": "1", "meta": {}}
+        return {"type": "ErrorResponse", "error": error, "time": 1}
     return {"detail": {"error": f"Refused with {status}: {headers.get('Authorization', '')}"}}

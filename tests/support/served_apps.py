@@ -21,7 +21,7 @@ def chain(pool: EnginePool) -> Any:
     llm = ChatTeola(pool=pool, max_tokens=12)
     title = ChatPromptTemplate.from_template("A title about {topic}") | llm | StrOutputParser()
     poem = ChatPromptTemplate.from_template("A poem on {topic}, called {title}") | llm | StrOutputParser()
-    return {"title": title, "topic": lambda given: given["topic"]} | poem
+    return {"title": title, "topic": lambda inputs: inputs["topic"]} | poem
 
 
 def two_keys(pool: EnginePool) -> Any:
@@ -52,13 +52,13 @@ def graph(pool: EnginePool) -> Any:
     async def answer(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await llm.ainvoke([*state["messages"], ("user", "answer")])]}
 
-    made = StateGraph(MessagesState)
-    made.add_node("think", think)
-    made.add_node("answer", answer)
-    made.add_edge(START, "think")
-    made.add_edge("think", "answer")
-    made.add_edge("answer", END)
-    return made.compile()
+    builder = StateGraph(MessagesState)
+    builder.add_node("think", think)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "think")
+    builder.add_edge("think", "answer")
+    builder.add_edge("answer", END)
+    return builder.compile()
 
 
 def query_engine(pool: EnginePool) -> Any:
@@ -119,8 +119,8 @@ def template() -> Any:
 def failing() -> Any:
     from langchain_core.runnables import RunnableLambda
 
-    def fails(given: Any) -> Any:
-        raise ZeroDivisionError(f"secret of {given}")
+    def fails(inputs: Any) -> Any:
+        raise ZeroDivisionError(f"secret of {inputs}")
 
     return RunnableLambda(fails)
 
@@ -129,11 +129,11 @@ def waiting() -> Any:
     """Return a Runnable that never answers by itself."""
     from langchain_core.runnables import RunnableLambda
 
-    async def wait(given: Any) -> str:
+    async def wait(inputs: Any) -> str:
         await asyncio.sleep(60)
         return "late"
 
-    def never(given: Any) -> str:
+    def never(inputs: Any) -> str:
         raise NotImplementedError
 
     return RunnableLambda(never, afunc=wait)
@@ -158,8 +158,8 @@ def joins_documents() -> Any:
     """Return a Runnable that takes texts together with a question."""
     from langchain_core.runnables import RunnableLambda
 
-    def joined(given: Any) -> str:
-        return f"{given['question']}: {'|'.join(given['documents'])}"
+    def joined(inputs: Any) -> str:
+        return f"{inputs['question']}: {'|'.join(inputs['documents'])}"
 
     class Question(TypedDict):
         question: str
@@ -187,14 +187,14 @@ def remembers(pool: EnginePool) -> Any:
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     async def answer(state: MessagesState) -> dict[str, Any]:
-        heard = [str(one.content) for one in state["messages"] if one.type == "human"]
-        return {"messages": [AIMessage(" ".join(heard))]}
+        texts = [str(one.content) for one in state["messages"] if one.type == "human"]
+        return {"messages": [AIMessage(" ".join(texts))]}
 
-    made = StateGraph(MessagesState)
-    made.add_node("answer", answer)
-    made.add_edge(START, "answer")
-    made.add_edge("answer", END)
-    return made.compile(checkpointer=InMemorySaver())
+    builder = StateGraph(MessagesState)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    return builder.compile(checkpointer=InMemorySaver())
 
 
 VALUES: dict[str, Any] = {
@@ -285,11 +285,11 @@ def state_graph() -> Any:
     def look(state: State) -> dict[str, Any]:
         return {"found": VALUES[state["question"]]}
 
-    made = StateGraph(State)
-    made.add_node("look", look)
-    made.add_edge(START, "look")
-    made.add_edge("look", END)
-    return made.compile()
+    builder = StateGraph(State)
+    builder.add_node("look", look)
+    builder.add_edge(START, "look")
+    builder.add_edge("look", END)
+    return builder.compile()
 
 
 def value_workflow() -> Any:
@@ -315,14 +315,14 @@ def echoing_graph() -> Any:
     from langgraph.graph import END, START, MessagesState, StateGraph
 
     def echo(state: MessagesState) -> dict[str, Any]:
-        told = [
+        messages = [
             [one.type, one.text, one.name, getattr(one, "tool_call_id", None), getattr(one, "tool_calls", None)]
             for one in state["messages"]
         ]
-        return {"messages": [("ai", json.dumps(told))]}
+        return {"messages": [("ai", json.dumps(messages))]}
 
-    made = StateGraph(MessagesState)
-    made.add_node("echo", echo)
-    made.add_edge(START, "echo")
-    made.add_edge("echo", END)
-    return made.compile()
+    builder = StateGraph(MessagesState)
+    builder.add_node("echo", echo)
+    builder.add_edge(START, "echo")
+    builder.add_edge("echo", END)
+    return builder.compile()

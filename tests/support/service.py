@@ -25,7 +25,7 @@ from teola_plugin.server.settings import AppSettings, ServerSettings
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A running server, with its service and pool."""
 
     url: str
@@ -53,14 +53,14 @@ class Served:
 
 
 @contextmanager
-def served(
+def handle(
     pool: EnginePool | None = None,
     *,
     apps: Mapping[str, Mapping[str, Any]] | None = None,
     store: Store | None = None,
     tracing_provider: Any = None,
     **settings: Any,
-) -> Iterator[Served]:
+) -> Iterator[RunningServer]:
     """Run a server until the body ends.
 
     Args:
@@ -70,18 +70,20 @@ def served(
         tracing_provider: an OpenTelemetry provider for the server's spans.
         settings: settings of the server. It takes a free port.
     """
-    made = ServerSettings.model_validate({"port": 0, "log": "off", "drain": 5, **settings})
-    named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
-    kept = store or MemoryStore()
-    with pool or EnginePool.local(fake_engines()) as running, listening(made) as bound:
-        service = Service(running, made, named, tracing_provider)
-        found = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service, kept))
+    server_settings = ServerSettings.model_validate({"port": 0, "log": "off", "drain": 5, **settings})
+    app_settings = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
+    query_store = store or MemoryStore()
+    with pool or EnginePool.local(fake_engines()) as running, listening(server_settings) as bound:
+        service = Service(running, server_settings, app_settings, tracing_provider)
+        handle = RunningServer(
+            f"http://127.0.0.1:{bound.getsockname()[1]}", service, running, server_of(service, query_store)
+        )
         ready = threading.Event()
 
         async def main() -> None:
-            found.loop = asyncio.get_running_loop()
-            task = asyncio.create_task(serve(found.server, kept, bound))
-            while not found.server.started and not task.done():
+            handle.loop = asyncio.get_running_loop()
+            task = asyncio.create_task(serve(handle.server, query_store, bound))
+            while not handle.server.started and not task.done():
                 await asyncio.sleep(0.005)
             ready.set()
             await task
@@ -90,20 +92,20 @@ def served(
             try:
                 asyncio.run(main())
             except BaseException as error:
-                found.errors.append(error)
+                handle.errors.append(error)
             finally:
                 ready.set()
 
         thread = threading.Thread(target=run, name="test-server")
         thread.start()
         try:
-            assert ready.wait(20) and not found.errors, found.errors
-            yield found
+            assert ready.wait(20) and not handle.errors, handle.errors
+            yield handle
         finally:
-            found.server.should_exit = True
+            handle.server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
-            assert not found.errors, found.errors
+            assert not handle.errors, handle.errors
 
 
 @contextmanager
@@ -111,10 +113,10 @@ def in_process(
     pool: EnginePool | None = None, *, apps: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any
 ) -> Iterator[httpx.Client]:
     """Yield a client of a server without sockets. Each request goes to the ASGI app itself."""
-    made = ServerSettings.model_validate({"log": "off", "hosts": ["testserver"], **settings})
-    named = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
+    server_settings = ServerSettings.model_validate({"log": "off", "hosts": ["testserver"], **settings})
+    app_settings = {name: AppSettings.model_validate(one) for name, one in (apps or {}).items()}
     with pool or EnginePool.local(fake_engines()) as running:
-        app = create_app(Service(running, made, named), MemoryStore())
+        app = create_app(Service(running, server_settings, app_settings), MemoryStore())
         with TestClient(app, raise_server_exceptions=False) as client:
             yield client
 
@@ -129,14 +131,14 @@ class Key:
 
 def key(name: str, **caps: Any) -> Key:
     """Create a key of a tenant with the same name. `caps` are further settings of the key."""
-    made = new_key()
-    return Key(made.secret, {"name": name, "hash": made.hash, "tenant": name, **caps})
+    created = new_key()
+    return Key(created.secret, {"name": name, "hash": created.hash, "tenant": name, **caps})
 
 
-def until(true: Any, seconds: float = 10.0) -> None:
+def until(condition: Any, seconds: float = 10.0) -> None:
     """Wait until the condition is true. Fail after `seconds`."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.01)
 
@@ -148,7 +150,7 @@ def slow_llm(seconds_per_token: float = 0.05) -> FakeLLM:
 
 
 @contextmanager
-def asked_before_the_end(server: Served, body: Mapping[str, Any]) -> Iterator[None]:
+def chat_during_shutdown(server: RunningServer, body: Mapping[str, Any]) -> Iterator[None]:
     """Start a chat, then tell the server to stop.
 
     The server drains in the body; afterwards the chat must be answered.

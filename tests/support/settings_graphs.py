@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from langchain.chat_models import init_chat_model
 from langgraph.graph import END, START, StateGraph
 
-from support.openai_stub import Stub
+from support.openai_stub import OpenAIStub
 
 LATENCY_S = 0.05
 Settings = dict[str, Any]
@@ -64,16 +64,16 @@ class Answers:
 answers = Answers()
 
 
-def requests_of(stub: Stub, graph: Any, way: str, settings: Settings) -> tuple[Any, list[str], int]:
+def requests_of(stub: OpenAIStub, graph: Any, way: str, settings: Settings) -> tuple[Any, list[str], int]:
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
     stub.requests.clear()
     answers.most_at_once = 0
-    result = called(graph, way, settings)
+    result = call_graph(graph, way, settings)
     time.sleep(0.03)
     return result, sorted(map(str, stub.generations)), answers.most_at_once
 
 
-def called(graph: Any, way: str, settings: Settings) -> Any:
+def call_graph(graph: Any, way: str, settings: Settings) -> Any:
     if way == "invoke":
         return graph.invoke(INPUT, **settings)
     if way == "ainvoke":
@@ -84,7 +84,9 @@ def called(graph: Any, way: str, settings: Settings) -> Any:
     ]
 
 
-def comes_to_gain(stub: Stub, graph: Any, way: str, settings: Settings, expected: tuple[Any, list[str], int]) -> bool:
+def becomes_concurrent(
+    stub: OpenAIStub, graph: Any, way: str, settings: Settings, expected: tuple[Any, list[str], int]
+) -> bool:
     """Return True once calls of the graph run at the same time, since its plans for these settings are made then.
 
     All calls until then must give what the original gives.

@@ -12,12 +12,12 @@ from teola_plugin.pool import EnginePool
 
 
 @contextmanager
-def taken_for_slow(pool: EnginePool, engine: str, kind: PrimitiveKind, seconds: float) -> Iterator[None]:
+def with_slow_profile(pool: EnginePool, engine: str, kind: PrimitiveKind, seconds: float) -> Iterator[None]:
     """In the body, the engine's profile says that a batch of any size takes `seconds`."""
-    found = cast(Any, pool.engine(engine))
-    before = found.profile
-    found.adopt(replace(before, curves={**before.curves, kind: Curve(((1, seconds),))}))
+    slow_engine = cast(Any, pool.engine(engine))
+    before = slow_engine.profile
+    slow_engine.adopt(replace(before, curves={**before.curves, kind: Curve(((1, seconds),))}))
     try:
         yield
     finally:
-        found.adopt(before)
+        slow_engine.adopt(before)

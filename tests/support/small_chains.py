@@ -25,19 +25,19 @@ def two_steps(model: Runnable[Any, Any]) -> Runnable[Any, Any]:
     return RunnablePassthrough.assign(a=ask("Rewrite {question}", model)).assign(b=ask("Shorten {question}", model))
 
 
-def call(fast: Any, way: str, given: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
+def call(fast: Any, way: str, inputs: Any = QUESTION, expected: int = 1, **config: Any) -> tuple[Any, ShadowReport]:
     """Return the answer, and the shadow report once `expected` calls have been counted."""
 
     async def in_a_loop() -> Any:
-        value = await fast.ainvoke(given, config)
-        await asyncio.to_thread(counted, fast, expected)
+        value = await fast.ainvoke(inputs, config)
+        await asyncio.to_thread(wait_for_report, fast, expected)
         return value
 
-    value = fast.invoke(given, config) if way == "invoke" else asyncio.run(in_a_loop())
-    return value, counted(fast, expected)
+    value = fast.invoke(inputs, config) if way == "invoke" else asyncio.run(in_a_loop())
+    return value, wait_for_report(fast, expected)
 
 
-def counted(fast: Any, expected: int) -> ShadowReport:
+def wait_for_report(fast: Any, expected: int) -> ShadowReport:
     for _ in range(500):
         report: ShadowReport = fast.shadow
         if report.compared + report.failed + report.skipped >= expected:

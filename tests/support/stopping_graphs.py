@@ -117,25 +117,25 @@ def asking_twice() -> Any:
     async def answer(state: State) -> State:
         return {"answer": f"{state['plan']} {state['leave']}"}
 
-    made = StateGraph(State)
+    builder = StateGraph(State)
     for name, node in {"one": one, "other": other, "answer": answer}.items():
-        made.add_node(name, node)
-    made.add_edge(START, "one")
-    made.add_edge(START, "other")
-    made.add_edge(["one", "other"], "answer")
-    made.add_edge("answer", END)
-    return made.compile()
+        builder.add_node(name, node)
+    builder.add_edge(START, "one")
+    builder.add_edge(START, "other")
+    builder.add_edge(["one", "other"], "answer")
+    builder.add_edge("answer", END)
+    return builder.compile()
 
 
 def _line(**nodes: Any) -> Any:
-    made = StateGraph(State)
+    builder = StateGraph(State)
     before = START
     for name, node in nodes.items():
-        made.add_node(name, node)
-        made.add_edge(before, name)
+        builder.add_node(name, node)
+        builder.add_edge(before, name)
         before = name
-    made.add_edge(before, END)
-    return made
+    builder.add_edge(before, END)
+    return builder
 
 
 def checkpointed() -> Any:

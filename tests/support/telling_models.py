@@ -67,8 +67,8 @@ class Passing(Telling):
     async def _astream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        found = (await self._agenerate(messages, stop, run_manager)).generations[0].message
-        chunk = AIMessageChunk(content=found.content, usage_metadata=found.usage_metadata)  # type: ignore[attr-defined]
+        message = (await self._agenerate(messages, stop, run_manager)).generations[0].message
+        chunk = AIMessageChunk(content=message.content, usage_metadata=message.usage_metadata)  # type: ignore[attr-defined]
         yield ChatGenerationChunk(message=chunk)
 
 
@@ -118,8 +118,8 @@ def two_prompts() -> Any:
     from langchain_core.runnables import RunnableLambda
 
     async def both(text: str) -> str:
-        found = await Telling().agenerate([[HumanMessage(text)], [HumanMessage(text)]])
-        return " ".join(one[0].text for one in found.generations)
+        result = await Telling().agenerate([[HumanMessage(text)], [HumanMessage(text)]])
+        return " ".join(one[0].text for one in result.generations)
 
     def never(text: str) -> str:
         raise NotImplementedError
@@ -142,11 +142,11 @@ def in_a_graph(pool: EnginePool) -> Any:
     async def answer(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await ours.ainvoke(state["messages"])]}
 
-    made = StateGraph(MessagesState)
+    builder = StateGraph(MessagesState)
     before = START
     for name, node in {"thread": thread, "loop": loop, "answer": answer}.items():
-        made.add_node(name, node)
-        made.add_edge(before, name)
+        builder.add_node(name, node)
+        builder.add_edge(before, name)
         before = name
-    made.add_edge(before, END)
-    return made.compile()
+    builder.add_edge(before, END)
+    return builder.compile()

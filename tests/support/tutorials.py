@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from support.documents import saved_files
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
 
@@ -29,7 +29,7 @@ def tutorial_reply(body: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "tool_calls": calls}
 
 
-def is_each_request_sent_equally_often(server: Stub) -> bool:
+def is_each_request_sent_equally_often(server: OpenAIStub) -> bool:
     """Return True if the runs of a tutorial, plain and accelerated, sent the same requests."""
     bodies = Counter(json.dumps(body, sort_keys=True) for body in server.generations)
     return len(set(bodies.values())) == 1

@@ -24,7 +24,7 @@ from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.own_leaves import Chat, Ledger, Notes, Text
 from support.recording import arrivals, record
 
@@ -70,30 +70,30 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Stub]:
+def server() -> Iterator[OpenAIStub]:
     with openai_stub() as stub:
         yield stub
 
 
 @pytest.fixture
-def stub(server: Stub) -> Stub:
+def stub(server: OpenAIStub) -> OpenAIStub:
     server.requests.clear()
     return server
 
 
 @pytest.fixture(scope="module")
-def openai_pool(server: Stub) -> Iterator[EnginePool]:
+def openai_pool(server: OpenAIStub) -> Iterator[EnginePool]:
     engine = OpenAIServer(base_url=server.base_url, api_key="the-engines", prefix_caching=True, calibrate=False)
     with EnginePool.local(llm=engine) as made:
         yield made
 
 
-def chat(stub: Stub, **options: Any) -> ChatOpenAI:
+def chat(stub: OpenAIStub, **options: Any) -> ChatOpenAI:
     given: dict[str, Any] = {"temperature": 0.0, "max_retries": 0, "model": MODEL, "base_url": stub.base_url, **options}
     return ChatOpenAI(api_key="mine", **given)  # type: ignore[arg-type]
 
 
-def request_bodies(stub: Stub) -> list[dict[str, Any]]:
+def request_bodies(stub: OpenAIStub) -> list[dict[str, Any]]:
     """Bodies of requests, without what says how an answer is sent."""
     bodies = (body for path, body in stub.requests if path.endswith("completions"))
     return [{k: v for k, v in body.items() if k not in ("stream", "stream_options")} for body in bodies]
@@ -104,7 +104,7 @@ def message_fields(message: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
-def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool, stub: Stub, way: str) -> None:
+def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool, stub: OpenAIStub, way: str) -> None:
     """What the server is asked for and what the caller gets is what it would be without a pool."""
     mine = chat(stub)
     made = openai_pool.bound(mine, "llm")
@@ -122,7 +122,7 @@ def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool
     assert carried == plain and len(seen) == 1
 
 
-def test_bound_openai_model_sends_tools_and_schema_of_the_original(openai_pool: EnginePool, stub: Stub) -> None:
+def test_bound_openai_model_sends_tools_and_schema_of_the_original(openai_pool: EnginePool, stub: OpenAIStub) -> None:
     class Answer(BaseModel):
         """An answer."""
 
@@ -137,7 +137,7 @@ def test_bound_openai_model_sends_tools_and_schema_of_the_original(openai_pool: 
     assert (third, fourth) == (first, second) and first["tools"] and second["response_format"]
 
 
-def test_copies_and_variants_of_a_bound_model_use_the_engine(openai_pool: EnginePool, stub: Stub) -> None:
+def test_copies_and_variants_of_a_bound_model_use_the_engine(openai_pool: EnginePool, stub: OpenAIStub) -> None:
     made = openai_pool.bound(chat(stub), "llm")
     seen = arrivals(openai_pool)
     made.configurable_fields(temperature=ConfigurableField(id="t")).invoke(QUESTION, {"configurable": {"t": 0.5}})
@@ -148,7 +148,7 @@ def test_copies_and_variants_of_a_bound_model_use_the_engine(openai_pool: Engine
         type(made)(base_url="http://elsewhere/v1", api_key="k", model=MODEL).invoke(QUESTION)
 
 
-def test_pool_bound_raises_the_errors_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: Stub) -> None:
+def test_pool_bound_raises_the_errors_of_bind(openai_pool: EnginePool, fakes: EnginePool, stub: OpenAIStub) -> None:
     notes = Notes()
     for pool, obj, engine in (
         (openai_pool, chat(stub, base_url="http://elsewhere/v1"), "llm"),

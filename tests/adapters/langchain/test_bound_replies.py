@@ -27,7 +27,7 @@ from support.fixed_replies import (
     mutations,
 )
 from support.openai_stub import MODEL as ECHO
-from support.openai_stub import Stub, openai_stub
+from support.openai_stub import OpenAIStub, openai_stub
 from support.versions import is_older
 
 from teola_plugin import accelerate
@@ -60,26 +60,26 @@ def headers_of(messages: list[Any]) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["not dedicated", "dedicated"])
-def echo_pool(stub: Stub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
+def echo_pool(stub: OpenAIStub, request: pytest.FixtureRequest) -> Iterator[EnginePool]:
     engine = OpenAIServer("llm", base_url=stub.base_url, model=ECHO, dedicated=request.param, calibrate=False)
     with EnginePool.local([engine]) as pool:
         yield pool
 
 
-def echo_model(stub: Stub, **options: Any) -> ChatOpenAI:
+def echo_model(stub: OpenAIStub, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=stub.base_url, api_key="k", model=ECHO, temperature=0.0, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{"stream_usage": True}, {"n": 2}], ids=str)
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 def test_a_bound_model_has_the_headers_of_its_server(
-    stub: Stub, echo_pool: EnginePool, entry_point: str, options: dict[str, Any]
+    stub: OpenAIStub, echo_pool: EnginePool, entry_point: str, options: dict[str, Any]
 ) -> None:
     original = echo_model(stub, include_response_headers=True, **options)
     bound = echo_pool.bound(original, "llm")
@@ -93,7 +93,7 @@ def test_a_bound_model_has_the_headers_of_its_server(
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 def test_an_accelerated_chain_has_the_headers_of_its_server(
-    stub: Stub, echo_pool: EnginePool, entry_point: str
+    stub: OpenAIStub, echo_pool: EnginePool, entry_point: str
 ) -> None:
     original = echo_model(stub, include_response_headers=True)
     plain = ChatPromptTemplate.from_template("{q}") | original
@@ -107,7 +107,7 @@ def test_an_accelerated_chain_has_the_headers_of_its_server(
 
 
 @pytest.mark.parametrize("entry_point", ["stream", "astream"])
-def test_a_stream_that_is_shortened_has_no_length(stub: Stub, echo_pool: EnginePool, entry_point: str) -> None:
+def test_a_stream_that_is_shortened_has_no_length(stub: OpenAIStub, echo_pool: EnginePool, entry_point: str) -> None:
     bound = echo_pool.bound(echo_model(stub, include_response_headers=True, stream_usage=False), "llm")
 
     [found] = headers_of(ENTRY_POINTS[entry_point](bound, QUESTION))
@@ -117,7 +117,7 @@ def test_a_stream_that_is_shortened_has_no_length(stub: Stub, echo_pool: EngineP
 
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
-def test_no_headers_where_the_original_has_none(stub: Stub, echo_pool: EnginePool, entry_point: str) -> None:
+def test_no_headers_where_the_original_has_none(stub: OpenAIStub, echo_pool: EnginePool, entry_point: str) -> None:
     bound = echo_pool.bound(echo_model(stub), "llm")
 
     assert headers_of(ENTRY_POINTS[entry_point](bound, QUESTION)) == []

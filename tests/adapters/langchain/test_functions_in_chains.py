@@ -21,7 +21,7 @@ from langchain_openai import ChatOpenAI
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from pydantic import BaseModel
 from support.hosted_model import LATENCY_S, HostedModel
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 
@@ -408,12 +408,12 @@ answers = Answers()
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub(answers) as server:
         yield server
 
 
-def requests_of(stub: Stub, app: Any, way: str) -> tuple[str, list[str], int]:
+def requests_of(stub: OpenAIStub, app: Any, way: str) -> tuple[str, list[str], int]:
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
     stub.requests.clear()
     answers.most_at_once = 0
@@ -424,7 +424,7 @@ def requests_of(stub: Stub, app: Any, way: str) -> tuple[str, list[str], int]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [loop, comprehension_then_a_summary, in_a_dictionary, behind_a_model])
-def test_server_gets_the_requests_of_the_original(stub: Stub, build: Build, way: str) -> None:
+def test_server_gets_the_requests_of_the_original(stub: OpenAIStub, build: Build, way: str) -> None:
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
     expected = requests_of(stub, build(model), way)
 
@@ -462,7 +462,7 @@ CREATED: dict[str, Callable[[str], Any]] = {
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "events"])
 @pytest.mark.parametrize("name", CREATED)
-def test_calls_of_a_model_that_a_function_creates_are_prefetched(stub: Stub, name: str, way: str) -> None:
+def test_calls_of_a_model_that_a_function_creates_are_prefetched(stub: OpenAIStub, name: str, way: str) -> None:
     create, url = CREATED[name], stub.base_url
 
     def take_notes(inputs: dict[str, Any]) -> list[Any]:
@@ -480,7 +480,7 @@ def test_calls_of_a_model_that_a_function_creates_are_prefetched(stub: Stub, nam
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_model_that_depends_on_call_config_is_not_prefetched(stub: Stub, way: str) -> None:
+def test_model_that_depends_on_call_config_is_not_prefetched(stub: OpenAIStub, way: str) -> None:
     url = stub.base_url
 
     def take_notes(inputs: dict[str, Any], config: RunnableConfig) -> list[Any]:

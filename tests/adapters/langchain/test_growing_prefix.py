@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
-from support.own_code import own
+from support.own_code import with_side_effect
 
 from benchmarks.langchain.kits import pool_kit
 from teola_plugin import accelerate
@@ -91,7 +91,7 @@ def test_opaque_code_is_not_run_for_partial_prefilling(kit: Any) -> None:
         calls.append(len(found))
         return in_order(found)
 
-    plain = chain(kit, own(counted))
+    plain = chain(kit, with_side_effect(counted))
     fast = accelerate(plain)
     expected = plain.invoke(ASKED).content
     for _ in range(3):

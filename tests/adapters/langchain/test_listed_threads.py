@@ -11,7 +11,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.provider_server import ProviderServer
 
 from teola_plugin import accelerate
@@ -73,13 +73,13 @@ def test_listed_store_allows_searches_from_eight_threads(make: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     pytest.importorskip("langchain_openai")
     with openai_stub() as made:
         yield made
 
 
-def test_listed_clients_allow_calls_from_eight_threads(stub: Stub) -> None:
+def test_listed_clients_allow_calls_from_eight_threads(stub: OpenAIStub) -> None:
     from langchain_openai import ChatOpenAI, OpenAI
 
     given: dict[str, Any] = {"base_url": stub.base_url, "model": MODEL, "api_key": "none"}
@@ -91,7 +91,7 @@ def test_listed_clients_allow_calls_from_eight_threads(stub: Stub) -> None:
         assert [getattr(one, "content", one) for one in found] == [getattr(one, "content", one) for one in expected]
 
 
-def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: Stub) -> None:
+def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: OpenAIStub) -> None:
     """The bare line: requests are under way together, and there are as many."""
     from langchain_classic.chains.summarize import load_summarize_chain
     from langchain_openai import ChatOpenAI
@@ -116,7 +116,7 @@ def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: St
     assert sorted(str(body) for _, body in stub.requests) == plain
 
 
-def _there(stub: Stub, requests: int) -> bool:
+def _there(stub: OpenAIStub, requests: int) -> bool:
     """Whether so many requests come before any is answered."""
     for _ in range(300):
         if len(stub.requests) >= requests:

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RouterRunnable, Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
-from support.own_code import own
+from support.own_code import with_side_effect
 
 from benchmarks.langchain.kits import pool_kit
 from teola_plugin import accelerate
@@ -139,7 +139,7 @@ def test_user_code_of_an_arm_is_not_run_speculatively(kit: Any) -> None:
         calls.append(text)
         return {"question": text}
 
-    arm = rewritten(kit) | own(counted) | REWRITE | kit.chat(4) | StrOutputParser()
+    arm = rewritten(kit) | with_side_effect(counted) | REWRITE | kit.chat(4) | StrOutputParser()
     chain = judged(kit, RunnableBranch((yes, arm), lambda x: "no"))
     fast = accelerate(chain)
     for given in QUESTIONS:

@@ -15,7 +15,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import tool
 from support.own_leaves import Chat, Ledger, Text
 from support.scripted_llm import ScriptedLLM
-from support.small_chains import ask, counted
+from support.small_chains import ask, wait_for_report
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -171,4 +171,4 @@ def test_accelerating_an_accelerated_model_keeps_the_original(fakes: EnginePool)
 def test_accelerated_model_compares_shadow_calls(fakes: EnginePool) -> None:
     fast = accelerate(ChatTeola(pool=fakes), shadow=1.0)
     fast.invoke(QUESTION)
-    assert counted(fast, 1) == ShadowReport(compared=1)
+    assert wait_for_report(fast, 1) == ShadowReport(compared=1)

@@ -12,7 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
 from langchain_openai import ChatOpenAI
 from support.deadlines import HOURS, expire_deadlines_when
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.recording import arrivals
 
 from teola_plugin import accelerate
@@ -34,13 +34,13 @@ QUESTION = {"question": "what is a primitive?"}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Stub]:
+def server() -> Iterator[OpenAIStub]:
     with openai_stub() as stub:
         yield stub
 
 
 @pytest.fixture
-def stub(server: Stub) -> Stub:
+def stub(server: OpenAIStub) -> OpenAIStub:
     server.requests.clear()
     server.headers.clear()
     server.go.clear()
@@ -48,13 +48,13 @@ def stub(server: Stub) -> Stub:
 
 
 @pytest.fixture(scope="module")
-def pool(server: Stub) -> Iterator[EnginePool]:
+def pool(server: OpenAIStub) -> Iterator[EnginePool]:
     engine = OpenAIServer(base_url=server.base_url, api_key="the-engines", prefix_caching=True, calibrate=False)
     with EnginePool.local(llm=engine) as made:
         yield made
 
 
-def model(stub: Stub, key: str = "mine", **options: Any) -> ChatOpenAI:
+def model(stub: OpenAIStub, key: str = "mine", **options: Any) -> ChatOpenAI:
     given: dict[str, Any] = {"temperature": 0.0, "max_retries": 2, **options}
     return ChatOpenAI(base_url=stub.base_url, api_key=key, model=MODEL, **given)  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ WAYS: dict[str, Callable[[Chain, Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EnginePool, stub: OpenAIStub) -> None:
     """`ChatTeola` refuses them; a bound `ChatOpenAI` writes the request itself."""
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     parts = [{"type": "text", "text": "See: {question}"}, picture]
@@ -92,14 +92,14 @@ def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EngineP
     assert carried == plain and carried[0][1]["image_url"]["url"] == picture["image_url"]["url"]
 
 
-def _sent(stub: Stub) -> set[tuple[str, str | None, str | None]]:
+def _sent(stub: OpenAIStub) -> set[tuple[str, str | None, str | None]]:
     """Of each request: its path, its key and its team."""
     paths = [path for path, _ in stub.requests]
     return {(p, h.get("authorization"), h.get("x-team")) for p, h in zip(paths, stub.headers, strict=True)}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: EnginePool, stub: OpenAIStub) -> None:
     """Two objects ask one engine the same: neither is answered with what was asked for the other."""
     one = model(stub, "first", default_headers={"X-Team": "a"})
     two = model(stub, "second", default_query={"region": "north"})
@@ -120,7 +120,7 @@ def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: En
         assert [made[key].content for key in made] == [plain[key].content for key in plain]
 
 
-def test_request_to_another_address_skips_the_engine(pool: EnginePool, stub: Stub) -> None:
+def test_request_to_another_address_skips_the_engine(pool: EnginePool, stub: OpenAIStub) -> None:
     own = model(stub)
     fast = accelerate(asking("hi", own), pool=pool, bind=[(own, "llm")])
     served = fast.chain.steps[-1]  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_request_to_another_address_skips_the_engine(pool: EnginePool, stub: Stu
     assert [path for path, _ in stub.requests] == ["/other/v1/chat/completions"] and seen == []
 
 
-def test_headers_of_a_custom_http_client_are_sent(pool: EnginePool, stub: Stub) -> None:
+def test_headers_of_a_custom_http_client_are_sent(pool: EnginePool, stub: OpenAIStub) -> None:
     import httpx
 
     own = model(stub, http_client=httpx.Client(headers={"X-Team": "b"}))
@@ -141,7 +141,7 @@ def test_headers_of_a_custom_http_client_are_sent(pool: EnginePool, stub: Stub) 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
 def test_api_keys_appear_in_no_error_trace_or_log(
-    way: str, pool: EnginePool, stub: Stub, caplog: pytest.LogCaptureFixture
+    way: str, pool: EnginePool, stub: OpenAIStub, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "teola_plugin")
     with EnginePool.local(
@@ -160,7 +160,7 @@ def test_api_keys_appear_in_no_error_trace_or_log(
     assert "sesame" not in caplog.text
 
 
-def test_url_credentials_appear_in_no_error_trace_or_log(stub: Stub, caplog: pytest.LogCaptureFixture) -> None:
+def test_url_credentials_appear_in_no_error_trace_or_log(stub: OpenAIStub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "teola_plugin")
     secret = stub.base_url.replace("http://", "http://ann:sesame@")
     engine = OpenAIServer(base_url=secret, calibrate=False)
@@ -187,7 +187,7 @@ def test_url_credentials_appear_in_no_error_trace_or_log(stub: Stub, caplog: pyt
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_request_past_its_deadline_is_not_retried(way: str, pool: EnginePool, stub: Stub) -> None:
+def test_request_past_its_deadline_is_not_retried(way: str, pool: EnginePool, stub: OpenAIStub) -> None:
     own = model(stub)
     fast = accelerate(asking("slowly", own), pool=pool, bind=[(own, "llm")])
     with expire_deadlines_when(pool, lambda: stub.requests), pytest.raises(QueryTimeout, match="deadline"):
@@ -206,7 +206,7 @@ OURS: dict[str, TeolaError] = {
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("way", ["invoke", "astream"])
 def test_error_of_the_pool_reaches_the_caller_without_retry(
-    way: str, name: str, pool: EnginePool, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    way: str, name: str, pool: EnginePool, stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, as it is, and nothing is sent past the engine."""
     own, calls = model(stub), 0
@@ -230,7 +230,7 @@ def test_error_of_the_pool_reaches_the_caller_without_retry(
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "stream"])
-def test_client_sends_request_if_engine_stopped_or_pool_closed(way: str, stub: Stub) -> None:
+def test_client_sends_request_if_engine_stopped_or_pool_closed(way: str, stub: OpenAIStub) -> None:
     own = model(stub)
     chain = asking("hi", own)
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, calibrate=False)) as pool:

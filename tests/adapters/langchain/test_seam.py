@@ -24,7 +24,7 @@ from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.provider_models import Model, Server
 
 from teola_plugin.adapters.langchain.composite_calls import CompositeCalls, PartCall, intercept_composite_methods
@@ -110,20 +110,20 @@ def test_prefetched_call_is_claimed_wherever_the_model_is_stored(place: str, ent
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as server:
         yield server
 
 
-def openai(stub: Stub, **more: Any) -> ChatOpenAI:
+def openai(stub: OpenAIStub, **more: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0, **more)  # type: ignore[arg-type]
 
 
-def _initialised(stub: Stub, **more: Any) -> Any:
+def _initialised(stub: OpenAIStub, **more: Any) -> Any:
     return init_chat_model(MODEL, model_provider="openai", base_url=stub.base_url, api_key="k", temperature=0.0, **more)
 
 
-CREATED: dict[str, tuple[Callable[[Stub], Any], dict[str, Any]]] = {
+CREATED: dict[str, tuple[Callable[[OpenAIStub], Any], dict[str, Any]]] = {
     "ChatOpenAI": (lambda stub: openai(stub), {}),
     "init_chat_model": (lambda stub: _initialised(stub), {}),
     "init_chat_model, configurable": (lambda stub: _initialised(stub, configurable_fields=("temperature",)), {}),
@@ -132,7 +132,7 @@ CREATED: dict[str, tuple[Callable[[Stub], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CREATED)
-def test_model_created_in_function_claims_call_of_equal_model(stub: Stub, name: str) -> None:
+def test_model_created_in_function_claims_call_of_equal_model(stub: OpenAIStub, name: str) -> None:
     create, kwargs = CREATED[name]
     chain = RunnableLambda(lambda question: create(stub).invoke(question))
     expected = chain.invoke(QUESTION)
@@ -147,7 +147,7 @@ def test_model_created_in_function_claims_call_of_equal_model(stub: Stub, name: 
     assert len(stub.requests) == before + 1
 
 
-def test_call_with_bound_tools_claims_only_a_request_with_tools(stub: Stub) -> None:
+def test_call_with_bound_tools_claims_only_a_request_with_tools(stub: OpenAIStub) -> None:
     bound = openai(stub).bind_tools([lookup])
     chain = RunnableLambda(lambda question: openai(stub).bind_tools([lookup]).invoke(question))
     before = len(stub.requests)
@@ -157,7 +157,7 @@ def test_call_with_bound_tools_claims_only_a_request_with_tools(stub: Stub) -> N
     assert len(stub.requests) == before + 2
 
 
-def test_model_with_other_settings_does_not_claim_the_call(stub: Stub) -> None:
+def test_model_with_other_settings_does_not_claim_the_call(stub: OpenAIStub) -> None:
     before = len(stub.requests)
     with prefetched(PartCall(openai(stub), QUESTION, {})):
         wait_for_calls(before + 1, lambda: len(stub.requests))
@@ -456,11 +456,11 @@ class CityWeather(BaseModel):
     city: str
 
 
-def _structured(stub: Stub) -> Runnable[Any, Any]:
+def _structured(stub: OpenAIStub) -> Runnable[Any, Any]:
     return openai(stub).with_structured_output(CityWeather)
 
 
-SERVED: dict[str, Callable[[Stub], Runnable[Any, Any]]] = {
+SERVED: dict[str, Callable[[OpenAIStub], Runnable[Any, Any]]] = {
     "with_structured_output": _structured,
     "with_structured_output, by tools": lambda stub: openai(stub).with_structured_output(
         CityWeather, method="function_calling"

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.recording import arrivals
 
 from teola_plugin import accelerate
@@ -41,19 +41,19 @@ FACTS = ["lambs eat grass", "walls need lime", "a primitive is a step of a query
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Stub]:
+def server() -> Iterator[OpenAIStub]:
     with openai_stub() as stub:
         yield stub
 
 
 @pytest.fixture
-def stub(server: Stub) -> Stub:
+def stub(server: OpenAIStub) -> OpenAIStub:
     server.requests.clear()
     server.headers.clear()
     return server
 
 
-def model(stub: Stub, **options: Any) -> ChatOpenAI:
+def model(stub: OpenAIStub, **options: Any) -> ChatOpenAI:
     given: dict[str, Any] = {"temperature": 0.0, "max_retries": 0, "base_url": stub.base_url, **options}
     return ChatOpenAI(api_key="mine", model=MODEL, **given)  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 
 @pytest.mark.models
 @pytest.mark.parametrize("way", WAYS)
-def test_engines_auto_serves_the_models_of_a_chain(stub: Stub, embeddings: Any, way: str) -> None:
+def test_engines_auto_serves_the_models_of_a_chain(stub: OpenAIStub, embeddings: Any, way: str) -> None:
     chain = rag(store_of(embeddings).as_retriever(search_kwargs={"k": 2}), model(stub))
     plain, sent = WAYS[way](chain), list(stub.requests)
     fast = accelerate(chain, engines="auto")
@@ -106,7 +106,7 @@ def test_engines_auto_serves_the_models_of_a_chain(stub: Stub, embeddings: Any, 
 
 
 @pytest.mark.models
-def test_engines_auto_sends_no_extra_requests(stub: Stub, embeddings: Any) -> None:
+def test_engines_auto_sends_no_extra_requests(stub: OpenAIStub, embeddings: Any) -> None:
     llm = model(stub)
     retriever = MultiQueryRetriever.from_llm(store_of(embeddings).as_retriever(search_kwargs={"k": 1}), llm)
     both = RunnableParallel(a=rag(retriever, llm), b=asking("b", llm)) | (lambda x: x["a"] + x["b"])
@@ -117,7 +117,7 @@ def test_engines_auto_sends_no_extra_requests(stub: Stub, embeddings: Any) -> No
     assert sorted(map(str, stub.requests)) == sent
 
 
-def test_engines_auto_sends_nothing_before_the_first_call(stub: Stub) -> None:
+def test_engines_auto_sends_nothing_before_the_first_call(stub: OpenAIStub) -> None:
     gone = model(stub, base_url="http://127.0.0.1:9/v1")
     fast = accelerate(asking("gone", gone), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [gone] and not stub.requests
@@ -129,7 +129,7 @@ def test_engines_auto_sends_nothing_before_the_first_call(stub: Stub) -> None:
 
 
 @pytest.mark.models
-def test_later_accelerate_calls_share_engines(stub: Stub, embeddings: Any) -> None:
+def test_later_accelerate_calls_share_engines(stub: OpenAIStub, embeddings: Any) -> None:
     first = accelerate(rag(store_of(embeddings).as_retriever(), model(stub)), engines="auto")
     again = accelerate(rag(store_of(embeddings).as_retriever(), model(stub, temperature=0.5)), engines="auto")
     equal = HuggingFaceEmbeddings(model_name=packaged_minilm())
@@ -144,7 +144,7 @@ def test_later_accelerate_calls_share_engines(stub: Stub, embeddings: Any) -> No
 
 
 @pytest.mark.models
-def test_served_embeddings_return_the_vectors_of_the_original(stub: Stub) -> None:
+def test_served_embeddings_return_the_vectors_of_the_original(stub: OpenAIStub) -> None:
     import numpy as np
 
     for options in ({}, {"encode_kwargs": {"prompt": "query: ", "normalize_embeddings": True}}):
@@ -189,14 +189,14 @@ def left(fast: Any) -> dict[str, str]:
     return {type(one.obj).__name__: one.reason for one in fast.serving.left}
 
 
-def test_model_of_a_public_host_is_not_served(stub: Stub) -> None:
+def test_model_of_a_public_host_is_not_served(stub: OpenAIStub) -> None:
     there, here = model(stub, base_url="https://api.openai.com/v1"), model(stub)
     fast = accelerate(RunnableParallel(a=asking("a", there), b=asking("b", here)), engines="auto")
     assert [one.obj for one in fast.serving.bound] == [here]
     assert "https://api.openai.com/v1 is not known to be of this machine" in left(fast)["ChatOpenAI"]
 
 
-def test_model_that_bind_would_refuse_is_not_served(stub: Stub) -> None:
+def test_model_that_bind_would_refuse_is_not_served(stub: OpenAIStub) -> None:
     class Own(HuggingFaceEmbeddings):
         def embed_query(self, text: str) -> list[float]:
             return super().embed_query(text.lower())
@@ -208,7 +208,7 @@ def test_model_that_bind_would_refuse_is_not_served(stub: Stub) -> None:
     assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_model_in_a_function_closure_is_served(stub: Stub) -> None:
+def test_model_in_a_function_closure_is_served(stub: OpenAIStub) -> None:
     llm, hidden = model(stub), model(stub)
     chain = RunnablePassthrough.assign(a=asking("a", llm)) | RunnableLambda(lambda x: hidden.invoke(x["a"]).content)
     expected = chain.invoke(QUESTION)
@@ -221,7 +221,7 @@ def test_model_in_a_function_closure_is_served(stub: Stub) -> None:
     assert len(seen) == 2
 
 
-def test_a_model_that_is_created_in_a_function_is_served(stub: Stub) -> None:
+def test_a_model_that_is_created_in_a_function_is_served(stub: OpenAIStub) -> None:
     chain = asking("a", model(stub)) | RunnableLambda(lambda text: model(stub).invoke(text).content)
     expected = chain.invoke(QUESTION)
 
@@ -232,7 +232,7 @@ def test_a_model_that_is_created_in_a_function_is_served(stub: Stub) -> None:
     assert len(seen) == 2
 
 
-async def test_a_graph_whose_nodes_create_their_models_is_served(stub: Stub) -> None:
+async def test_a_graph_whose_nodes_create_their_models_is_served(stub: OpenAIStub) -> None:
     async def function(state: Any) -> Any:
         return {"question": (await model(stub).ainvoke(state["question"])).content}
 
@@ -252,7 +252,7 @@ async def test_a_graph_whose_nodes_create_their_models_is_served(stub: Stub) -> 
     assert len(seen) == 1 and len(stub.requests) == 2
 
 
-def test_models_of_graph_nodes_are_served(stub: Stub) -> None:
+def test_models_of_graph_nodes_are_served(stub: OpenAIStub) -> None:
     llm, hidden = model(stub), model(stub)
     graph = StateGraph(dict)
     graph.add_node("chain", asking("a", llm) | RunnableLambda(lambda text: {"question": text}))
@@ -268,7 +268,7 @@ def test_models_of_graph_nodes_are_served(stub: Stub) -> None:
     assert "engine 'llm" in explanation and "left as it is" not in explanation
 
 
-def test_engines_auto_creates_no_pool_without_models(stub: Stub) -> None:
+def test_engines_auto_creates_no_pool_without_models(stub: OpenAIStub) -> None:
     fast = accelerate(RunnableLambda(lambda x: x), engines="auto")
     assert fast.serving.pool is None and "No models were found." in fast.explain()
     assert accelerate(asking("a", model(stub))).serving is None
@@ -282,7 +282,7 @@ def test_unknown_value_of_engines_raises() -> None:
 # ------------------------------------------------------------ beside what the user says
 
 
-def test_bind_option_takes_precedence_over_engines_auto(stub: Stub) -> None:
+def test_bind_option_takes_precedence_over_engines_auto(stub: OpenAIStub) -> None:
     mine, other = model(stub), model(stub)
     with EnginePool.local([OpenAIServer("mine", base_url=stub.base_url, model=MODEL)]) as pool:
         chain = RunnableParallel(a=asking("a", mine), b=asking("b", other))
@@ -291,12 +291,12 @@ def test_bind_option_takes_precedence_over_engines_auto(stub: Stub) -> None:
         assert fast.invoke(QUESTION) == chain.invoke(QUESTION)
 
 
-def test_model_is_not_served_if_the_pool_lacks_its_engine(stub: Stub, fakes: EnginePool) -> None:
+def test_model_is_not_served_if_the_pool_lacks_its_engine(stub: OpenAIStub, fakes: EnginePool) -> None:
     fast = accelerate(asking("a", model(stub)), pool=fakes, engines="auto")
     assert "the pool has no OpenAIServer(base_url=" in left(fast)["ChatOpenAI"]
 
 
-def test_engines_dedicated_enables_prefix_caching(stub: Stub) -> None:
+def test_engines_dedicated_enables_prefix_caching(stub: OpenAIStub) -> None:
     fast = accelerate(asking("a", model(stub)), engines="dedicated")
     [bound] = fast.serving.bound
     assert fast.serving.pool.profiles[bound.engine].prefix_caching
@@ -305,7 +305,7 @@ def test_engines_dedicated_enables_prefix_caching(stub: Stub) -> None:
     assert fast.invoke(QUESTION) == asking("a", model(stub)).invoke(QUESTION)
 
 
-def test_serving_text_lists_models_engines_and_manual_setup(stub: Stub) -> None:
+def test_serving_text_lists_models_engines_and_manual_setup(stub: OpenAIStub) -> None:
     fast = accelerate(RunnableParallel(a=asking("a", model(stub)), b=asking("b", model(stub))), engines="auto")
     [engine] = {name for _, name in fast.serving.bind}
     assert served_text(fast.serving).splitlines() == [

@@ -24,7 +24,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from support.own_leaves import Chat, Ledger
-from support.small_chains import QUESTION, WAYS, ask, call, counted, two_steps
+from support.small_chains import QUESTION, WAYS, ask, call, two_steps, wait_for_report
 
 from teola_plugin import EnginePool, QueryTimeout, RegistrationError, accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
@@ -100,7 +100,7 @@ def test_shadow_counts_equal_failures_as_equal(way: str) -> None:
     with pytest.raises(LookupError, match="lost"):
         call(fast, way)
     if way == "invoke":  # the loop ends with the error
-        assert counted(fast, 1) == ShadowReport(compared=1)
+        assert wait_for_report(fast, 1) == ShadowReport(compared=1)
 
 
 def test_shadow_counts_failure_missing_in_the_original_as_difference() -> None:
@@ -115,7 +115,7 @@ def test_shadow_counts_failure_missing_in_the_original_as_difference() -> None:
     fast = accelerate(RunnableLambda(at_first), shadow=1.0)
     with pytest.raises(LookupError):
         fast.invoke(1)
-    report = counted(fast, 1)
+    report = wait_for_report(fast, 1)
     assert report.different == 1 and "LookupError" in report.last_difference and "found" in report.last_difference
 
 
@@ -134,7 +134,7 @@ def test_shadow_ignores_later_changes_by_the_caller() -> None:
     value["items"].append("mine")
     given["items"].clear()
     gate.set()
-    assert counted(fast, 1) == ShadowReport(compared=1)
+    assert wait_for_report(fast, 1) == ShadowReport(compared=1)
 
 
 # ------------------------------------------------------------ unseen
@@ -164,11 +164,11 @@ def test_nested_shadow_run_sends_no_callbacks(way: str) -> None:
 
         async def outer(given: Any) -> Any:
             value = await fast.ainvoke(given)
-            await asyncio.to_thread(counted, fast, 1)
+            await asyncio.to_thread(wait_for_report, fast, 1)
             return value
 
         asyncio.run(RunnableLambda(outer).ainvoke(QUESTION, {"callbacks": [recorder]}))
-    assert counted(fast, 1).compared == 1
+    assert wait_for_report(fast, 1).compared == 1
     assert sum(n for (event, *_), n in recorder.events.items() if event == "chat_model_start") == 1
 
 
@@ -199,7 +199,7 @@ def test_caller_does_not_wait_for_at_most_four_shadow_runs() -> None:
     assert [fast.invoke(i) for i in range(10)] == list(range(10))  # would hang if the original were waited for
     assert fast.shadow == ShadowReport(skipped=6)
     gate.set()
-    assert counted(fast, 10) == ShadowReport(compared=4, skipped=6)
+    assert wait_for_report(fast, 10) == ShadowReport(compared=4, skipped=6)
 
 
 async def test_async_shadow_runs_are_bounded_and_cancelled_ones_are_skipped() -> None:
@@ -269,7 +269,7 @@ def test_only_chosen_calls_run_in_the_shadow() -> None:
     for i in range(30):
         fast.invoke({"question": str(i)})
         chosen += twin.choose()
-        counted(fast, chosen)
+        wait_for_report(fast, chosen)
     assert 0 < chosen < 30
     assert fast.shadow == ShadowReport(compared=chosen) and ledger.calls.total() == 30 + chosen
 

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 
@@ -63,7 +63,7 @@ answers = Answers()
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub(answers) as server:
         yield server
 
@@ -143,7 +143,7 @@ def with_answers_before(model: Any) -> Any:
     return outer_graph(model, *agents, messages=messages)
 
 
-def called(stub: Stub, build: Build, change: Callable[[Any], Any], way: str) -> tuple[Any, list[str], int]:
+def called(stub: OpenAIStub, build: Build, change: Callable[[Any], Any], way: str) -> tuple[Any, list[str], int]:
     """Return the result of a call, the bodies that the server got, and how many it answered at the same time."""
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
     graph = change(build(model))
@@ -160,7 +160,7 @@ def called(stub: Stub, build: Build, change: Callable[[Any], Any], way: str) -> 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "updates"])
 @pytest.mark.parametrize("build", [pairs, messages_and_dictionaries, chains_as_nodes])
-def test_first_call_of_an_agent_in_a_node_overlaps(stub: Stub, build: Build, way: str) -> None:
+def test_first_call_of_an_agent_in_a_node_overlaps(stub: OpenAIStub, build: Build, way: str) -> None:
     expected = called(stub, build, lambda graph: graph, way)
 
     result = called(stub, build, accelerate, way)
@@ -171,7 +171,7 @@ def test_first_call_of_an_agent_in_a_node_overlaps(stub: Stub, build: Build, way
 
 @pytest.mark.parametrize("way", ["ainvoke", "updates"])
 @pytest.mark.parametrize("build", [behind_an_agent_with_tools, with_middleware, with_answers_before])
-def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: Stub, build: Build, way: str) -> None:
+def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: OpenAIStub, build: Build, way: str) -> None:
     expected = called(stub, build, lambda graph: graph, way)
 
     result = called(stub, build, accelerate, way)
@@ -179,7 +179,7 @@ def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: Stub, build:
     assert result == expected
 
 
-def test_error_of_the_first_agent_is_the_originals(stub: Stub) -> None:
+def test_error_of_the_first_agent_is_the_originals(stub: OpenAIStub) -> None:
     def build(model: Any) -> Any:
         failing = ChatOpenAI(base_url=f"{stub.base_url}/nowhere", api_key="k", model=MODEL, max_retries=0)  # type: ignore[arg-type]
         agents = [create_agent(failing.bind(status=1), []), create_agent(model, [])]

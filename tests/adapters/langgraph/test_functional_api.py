@@ -15,7 +15,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
 from support.hosted_model import LATENCY_S, HostedModel
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 
@@ -226,14 +226,14 @@ def test_report_names_the_calls_of_tasks() -> None:
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as server:
         yield server
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [tasks_in_sequence, loop_over_items, reviewed_sections])
-def test_server_gets_the_requests_of_the_original(stub: Stub, build: Build, way: str) -> None:
+def test_server_gets_the_requests_of_the_original(stub: OpenAIStub, build: Build, way: str) -> None:
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
     stub.requests.clear()
     called(build(model), way)

@@ -15,12 +15,12 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.settings_graphs import (
     Settings,
     State,
     answers,
-    comes_to_gain,
+    becomes_concurrent,
     compiled,
     load_chat_model,
     requests_of,
@@ -215,35 +215,35 @@ def async_graph_of(read: Read) -> Any:
     return compiled(first, second)
 
 
-def settings_for(stub: Stub, **more: Any) -> Settings:
+def settings_for(stub: OpenAIStub, **more: Any) -> Settings:
     return {"config": {"configurable": {"base_url": stub.base_url, "thread_id": "1", **more}}}
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub(answers) as server:
         yield server
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", READERS)
-def test_calls_of_models_chosen_by_settings_objects_are_prefetched(stub: Stub, name: str, way: str) -> None:
+def test_calls_of_models_chosen_by_settings_objects_are_prefetched(stub: OpenAIStub, name: str, way: str) -> None:
     read, settings = READERS[name], settings_for(stub)
     expected = requests_of(stub, graph_of(read), way, settings)
     assert expected[2] == 1
 
-    assert comes_to_gain(stub, accelerate(graph_of(read)), way, settings, expected)
+    assert becomes_concurrent(stub, accelerate(graph_of(read)), way, settings, expected)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_async_node_calls_with_settings_objects_are_prefetched(stub: Stub, name: str) -> None:
+def test_async_node_calls_with_settings_objects_are_prefetched(stub: OpenAIStub, name: str) -> None:
     read, settings = READERS[name], settings_for(stub)
     expected = requests_of(stub, async_graph_of(read), "ainvoke", settings)
 
-    assert comes_to_gain(stub, accelerate(async_graph_of(read)), "ainvoke", settings, expected)
+    assert becomes_concurrent(stub, accelerate(async_graph_of(read)), "ainvoke", settings, expected)
 
 
-def test_default_settings_prefetch_from_the_first_call_on(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_settings_prefetch_from_the_first_call_on(stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASE_URL", stub.base_url)
     read = PydanticConfiguration.from_runnable_config
     expected = requests_of(stub, graph_of(read), "invoke", {})
@@ -255,7 +255,7 @@ def test_default_settings_prefetch_from_the_first_call_on(stub: Stub, monkeypatc
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_alternating_settings_use_their_own_models(stub: Stub, name: str) -> None:
+def test_alternating_settings_use_their_own_models(stub: OpenAIStub, name: str) -> None:
     original, graph = graph_of(READERS[name]), accelerate(graph_of(READERS[name]))
 
     for number in [1, 2] * 3:
@@ -266,7 +266,7 @@ def test_alternating_settings_use_their_own_models(stub: Stub, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["pydantic and environment", "names in a list", "function of the module"])
 def test_changed_environment_variable_applies_to_the_next_query(
-    stub: Stub, name: str, monkeypatch: pytest.MonkeyPatch
+    stub: OpenAIStub, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, graph = graph_of(READERS[name]), accelerate(graph_of(READERS[name]))
     settings = settings_for(stub)
@@ -278,10 +278,10 @@ def test_changed_environment_variable_applies_to_the_next_query(
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
     monkeypatch.delenv("QUERY_MODEL")
     expected = requests_of(stub, original, "invoke", settings)
-    assert comes_to_gain(stub, graph, "invoke", settings, expected)
+    assert becomes_concurrent(stub, graph, "invoke", settings, expected)
 
 
-def test_each_tenant_uses_its_own_api_key(stub: Stub) -> None:
+def test_each_tenant_uses_its_own_api_key(stub: OpenAIStub) -> None:
     @dataclass(kw_only=True)
     class WithKey(RetrievalConfiguration):
         api_key: str = "none"
@@ -305,7 +305,7 @@ def test_each_tenant_uses_its_own_api_key(stub: Stub) -> None:
         assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {tenant}"] * 2
 
 
-def test_api_key_is_read_from_the_environment_of_the_query(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_read_from_the_environment_of_the_query(stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"])
         return {"first": model.invoke("a").text}
@@ -334,7 +334,7 @@ class Credentials(BaseModel):
 credentials = Credentials()
 
 
-def test_api_key_in_a_global_is_read_for_each_query(stub: Stub) -> None:
+def test_api_key_in_a_global_is_read_for_each_query(stub: OpenAIStub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         model = ChatOpenAI(model=MODEL, base_url=config["configurable"]["base_url"], api_key=credentials.api_key)
         return {"first": model.invoke("a").text}
@@ -441,7 +441,7 @@ IN_PLACE: dict[str, Read] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_settings_with_custom_code_keep_the_originals_requests(
-    stub: Stub, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+    stub: OpenAIStub, name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     global counter
     monkeypatch.setenv("NOTE_PROMPT", NOTE_PROMPT)
@@ -456,7 +456,7 @@ def test_settings_with_custom_code_keep_the_originals_requests(
         assert result[:2] == expected[:2]
 
 
-def test_settings_that_cannot_be_created_raise_the_originals_error(stub: Stub) -> None:
+def test_settings_that_cannot_be_created_raise_the_originals_error(stub: OpenAIStub) -> None:
     def read(config: RunnableConfig) -> Configuration:
         return Configuration(**{k: v for k, v in config["configurable"].items() if k != "note"})
 
@@ -473,7 +473,7 @@ def test_settings_that_cannot_be_created_raise_the_originals_error(stub: Stub) -
     assert stub.requests == []
 
 
-def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
+def test_invalid_settings_raise_the_originals_error(stub: OpenAIStub) -> None:
     original = graph_of(PydanticConfiguration.from_runnable_config)
     graph = accelerate(graph_of(PydanticConfiguration.from_runnable_config))
     settings = settings_for(stub, max_notes="many")
@@ -489,7 +489,7 @@ def test_invalid_settings_raise_the_originals_error(stub: Stub) -> None:
     assert stub.requests == []
 
 
-def test_settings_object_changed_by_a_node_keeps_the_originals_requests(stub: Stub) -> None:
+def test_settings_object_changed_by_a_node_keeps_the_originals_requests(stub: OpenAIStub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configuration = Configuration.from_runnable_config(config)
         configuration.note_prompt = "other"
@@ -509,7 +509,7 @@ def test_settings_object_changed_by_a_node_keeps_the_originals_requests(stub: St
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
 
 
-def test_settings_object_formatted_into_a_prompt_keeps_the_requests(stub: Stub) -> None:
+def test_settings_object_formatted_into_a_prompt_keeps_the_requests(stub: OpenAIStub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configuration = Configuration.from_runnable_config(config)
         model = load_chat_model(configuration.query_model, configuration.base_url)
@@ -526,7 +526,7 @@ def test_settings_object_formatted_into_a_prompt_keeps_the_requests(stub: Stub) 
 # ------------------------------------------------------------ what the report says
 
 
-def test_report_names_calls_of_default_settings(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_calls_of_default_settings(stub: OpenAIStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASE_URL", stub.base_url)
 
     report = accelerate(graph_of(PydanticConfiguration.from_runnable_config)).report()
@@ -539,12 +539,12 @@ def test_report_names_calls_of_default_settings(stub: Stub, monkeypatch: pytest.
     assert all(row.start.endswith("with other settings from their second call on") for row in report.calls)
 
 
-def test_report_names_query_from_which_calls_are_prefetched(stub: Stub) -> None:
+def test_report_names_query_from_which_calls_are_prefetched(stub: OpenAIStub) -> None:
     graph, settings = accelerate(graph_of(get_configuration)), settings_for(stub)
     before = graph.report()
 
     expected = requests_of(stub, graph_of(get_configuration), "invoke", settings)
-    assert comes_to_gain(stub, graph, "invoke", settings, expected)
+    assert becomes_concurrent(stub, graph, "invoke", settings, expected)
     after = graph.report()
 
     assert [row.reason for row in before.calls] == [Reason.MODEL_OF_SETTINGS] * 2
@@ -553,7 +553,7 @@ def test_report_names_query_from_which_calls_are_prefetched(stub: Stub) -> None:
     assert "hits" in after.calls[0].remark
 
 
-def test_report_forgets_the_settings_of_a_tenant(stub: Stub) -> None:
+def test_report_forgets_the_settings_of_a_tenant(stub: OpenAIStub) -> None:
     settings = settings_for(stub)
     with EnginePool.local(llm=FakeLLM()) as pool:
         graph = accelerate(graph_of(get_configuration), pool=pool)
@@ -566,7 +566,7 @@ def test_report_forgets_the_settings_of_a_tenant(stub: Stub) -> None:
         assert [row.reason for row in graph.report().calls] == [Reason.MODEL_OF_SETTINGS] * 2
 
 
-def test_report_lists_calls_of_settings_with_validators_as_not_prefetched(stub: Stub) -> None:
+def test_report_lists_calls_of_settings_with_validators_as_not_prefetched(stub: OpenAIStub) -> None:
     report = accelerate(graph_of(WithValidator.from_runnable_config)).report()
 
     assert [row.status for row in report.calls] == [Status.IN_PLACE] * 2

@@ -15,12 +15,12 @@ from langgraph.config import get_config
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime, get_runtime
 from pydantic import BaseModel
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 from support.settings_graphs import (
     Settings,
     State,
     answers,
-    comes_to_gain,
+    becomes_concurrent,
     compiled,
     load_chat_model,
     requests_of,
@@ -182,23 +182,23 @@ BUILDS: dict[str, tuple[Build, Callable[[str], Settings]]] = {
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub(answers) as server:
         yield server
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "messages"])
 @pytest.mark.parametrize("name", BUILDS)
-def test_calls_of_a_model_chosen_by_settings_are_prefetched(stub: Stub, name: str, way: str) -> None:
+def test_calls_of_a_model_chosen_by_settings_are_prefetched(stub: OpenAIStub, name: str, way: str) -> None:
     build, settings_for = BUILDS[name]
     settings = settings_for(stub.base_url)
     expected = requests_of(stub, build(), way, settings)
     assert expected[2] == 1
 
-    assert comes_to_gain(stub, accelerate(build()), way, settings, expected)
+    assert becomes_concurrent(stub, accelerate(build()), way, settings, expected)
 
 
-def test_each_call_uses_the_model_of_its_settings(stub: Stub) -> None:
+def test_each_call_uses_the_model_of_its_settings(stub: OpenAIStub) -> None:
     graph, plain = accelerate(key_of_the_config()), key_of_the_config()
     models = [f"openai/model-{number}" for number in range(20)]
 
@@ -208,7 +208,7 @@ def test_each_call_uses_the_model_of_its_settings(stub: Stub) -> None:
         assert requests_of(stub, graph, "invoke", settings)[:2] == expected[:2]
 
 
-def test_requests_use_the_api_key_of_their_call(stub: Stub) -> None:
+def test_requests_use_the_api_key_of_their_call(stub: OpenAIStub) -> None:
     def first(state: State, config: RunnableConfig) -> State:
         configurable = config["configurable"]
         return {"first": load_chat_model(f"openai/{MODEL}", configurable["url"], configurable["key"]).invoke("a").text}
@@ -226,7 +226,7 @@ def test_requests_use_the_api_key_of_their_call(stub: Stub) -> None:
         assert [headers["authorization"] for headers in stub.headers] == [f"Bearer {key}"] * 2
 
 
-def test_settings_bound_to_a_graph_prefetch_from_first_call_on(stub: Stub) -> None:
+def test_settings_bound_to_a_graph_prefetch_from_first_call_on(stub: OpenAIStub) -> None:
     config: Any = {"configurable": {"model": f"openai/{MODEL}", "url": stub.base_url}}
     graph = key_of_the_config().with_config(config)
     expected = requests_of(stub, graph, "invoke", {})
@@ -235,7 +235,7 @@ def test_settings_bound_to_a_graph_prefetch_from_first_call_on(stub: Stub) -> No
     assert requests_of(stub, accelerate(graph), "invoke", {})[:2] == expected[:2]
 
 
-def test_graph_as_a_node_inherits_the_outer_settings(stub: Stub) -> None:
+def test_graph_as_a_node_inherits_the_outer_settings(stub: OpenAIStub) -> None:
     def build() -> Any:
         builder = StateGraph(State)
         builder.add_node("inner", key_of_the_config())
@@ -245,10 +245,10 @@ def test_graph_as_a_node_inherits_the_outer_settings(stub: Stub) -> None:
     settings = configurable_of(stub.base_url)
     expected = requests_of(stub, build(), "invoke", settings)
 
-    assert comes_to_gain(stub, accelerate(build()), "invoke", settings, expected)
+    assert becomes_concurrent(stub, accelerate(build()), "invoke", settings, expected)
 
 
-def test_default_of_a_config_argument_is_not_used_for_prompts(stub: Stub) -> None:
+def test_default_of_a_config_argument_is_not_used_for_prompts(stub: OpenAIStub) -> None:
     def build() -> Any:
         model = ChatOpenAI(model=MODEL, base_url=stub.base_url, api_key="k")  # type: ignore[arg-type]
 
@@ -263,14 +263,14 @@ def test_default_of_a_config_argument_is_not_used_for_prompts(stub: Stub) -> Non
     assert requests_of(stub, accelerate(build()), "invoke", {})[:2] == expected[:2]
 
 
-def test_forgetting_a_tenant_drops_plans_of_its_settings(stub: Stub) -> None:
+def test_forgetting_a_tenant_drops_plans_of_its_settings(stub: OpenAIStub) -> None:
     settings = configurable_of(stub.base_url)
     expected = requests_of(stub, key_of_the_config(), "invoke", settings)
     with EnginePool.local(llm=FakeLLM()) as pool:
         graph = accelerate(key_of_the_config(), pool=pool)
-        assert comes_to_gain(stub, graph, "invoke", settings, expected)
+        assert becomes_concurrent(stub, graph, "invoke", settings, expected)
 
         pool.forget("default")
 
         assert requests_of(stub, graph, "invoke", settings)[2] == 1
-        assert comes_to_gain(stub, graph, "invoke", settings, expected)
+        assert becomes_concurrent(stub, graph, "invoke", settings, expected)

@@ -20,7 +20,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin.adapters.calls import joined
 from teola_plugin.adapters.llamaindex import TeolaEmbedding, TeolaLLM
@@ -40,19 +40,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def served(stub: Stub) -> Iterator[EnginePool]:
+def served(stub: OpenAIStub) -> Iterator[EnginePool]:
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
         yield pool
 
 
 @pytest.fixture
-def own(stub: Stub) -> Callable[..., OpenAILike]:
+def own(stub: OpenAIStub) -> Callable[..., OpenAILike]:
     def make(**options: Any) -> OpenAILike:
         given = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "max_tokens": 9, **options}
         return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", **given)

@@ -25,8 +25,8 @@ from llama_index.llms.openai_like import OpenAILike
 
 from teola_plugin import accelerate
 from teola_plugin.observe.spans import Span
-from tests.support.llamaindex_own import Diary, DiaryHandler, diary_of
-from tests.support.openai_stub import MODEL, Stub, openai_stub
+from tests.support.llamaindex_own import Diary, DiaryHandler, run_with_diary
+from tests.support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 pytestmark = pytest.mark.usefixtures("loop_of_the_thread")
 QUESTION = "What grows?"
@@ -95,7 +95,7 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub(answer) as made:
         yield made
 
@@ -103,7 +103,7 @@ def stub() -> Iterator[Stub]:
 class Kit:
     """What the engines of these tests are made of."""
 
-    def __init__(self, stub: Stub, kind: type[ServerEmbedding], manager: CallbackManager | None = None) -> None:
+    def __init__(self, stub: OpenAIStub, kind: type[ServerEmbedding], manager: CallbackManager | None = None) -> None:
         self.stub, self.kind, self.manager = stub, kind, manager or CallbackManager()
         common: dict[str, Any] = {"api_base": stub.base_url, "api_key": "none", "max_retries": 0}
         self.llm = OpenAILike(model=MODEL, is_chat_model=True, callback_manager=self.manager, **common)
@@ -165,7 +165,7 @@ def result_of(engine: Any, *, is_async: bool) -> str:
     return f"{response} {[(node.node.get_content(), node.score) for node in response.source_nodes]}"
 
 
-def requests(stub: Stub) -> Counter[str]:
+def requests(stub: OpenAIStub) -> Counter[str]:
     return Counter(map(str, stub.requests))
 
 
@@ -177,7 +177,9 @@ def most_at_once(spans: list[Span]) -> int:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", [ServerEmbedding, CountingEmbedding])
 @pytest.mark.parametrize("name", MAKERS)
-def test_engine_of_user_models_sends_the_originals_requests(stub: Stub, name: str, kind: Any, is_async: bool) -> None:
+def test_engine_of_user_models_sends_the_originals_requests(
+    stub: OpenAIStub, name: str, kind: Any, is_async: bool
+) -> None:
     engine = MAKERS[name](Kit(stub, kind))
     stub.requests.clear()
     expected = result_of(engine, is_async=is_async)
@@ -189,26 +191,26 @@ def test_engine_of_user_models_sends_the_originals_requests(stub: Stub, name: st
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_engine_of_user_models_sends_events_in_original_order(stub: Stub, name: str) -> None:
+def test_engine_of_user_models_sends_events_in_original_order(stub: OpenAIStub, name: str) -> None:
     diary = Diary()
     engine = MAKERS[name](Kit(stub, ServerEmbedding, CallbackManager([DiaryHandler(diary)])))
     events = []
     for one in (engine, accelerate(engine)):
-        diary.said.clear()
-        diary_of(diary, lambda one=one: one.query(QUESTION))
-        events.append(list(diary.said))
+        diary.events.clear()
+        run_with_diary(diary, lambda one=one: one.query(QUESTION))
+        events.append(list(diary.events))
     assert events[0] == events[1]
 
 
 @pytest.mark.parametrize("name", ["fusion", "sub-questions"])
-def test_embeddings_of_an_independent_class_overlap(stub: Stub, name: str) -> None:
+def test_embeddings_of_an_independent_class_overlap(stub: OpenAIStub, name: str) -> None:
     fast = accelerate(MAKERS[name](Kit(stub, SlowEmbedding)))
     fast.query(QUESTION)
     spans = fast.last_trace().spans
     assert most_at_once([span for span in spans if span.kind == "EMBEDDING"]) >= 3
 
 
-def test_embeddings_of_an_unknown_class_overlap_only_with_the_llm(stub: Stub) -> None:
+def test_embeddings_of_an_unknown_class_overlap_only_with_the_llm(stub: OpenAIStub) -> None:
     fast = accelerate(fusion(Kit(stub, CountingEmbedding)))
     fast.query(QUESTION)
     spans = fast.last_trace().spans
@@ -217,7 +219,7 @@ def test_embeddings_of_an_unknown_class_overlap_only_with_the_llm(stub: Stub) ->
     assert most_at_once([embeddings[0], *(span for span in spans if span.kind == "GENERATION")]) == 2
 
 
-def test_an_error_of_an_embedding_is_the_originals(stub: Stub) -> None:
+def test_an_error_of_an_embedding_is_the_originals(stub: OpenAIStub) -> None:
     engine = fusion(Kit(stub, ServerEmbedding))
     for retriever in engine.retriever._retrievers:
         retriever._embed_model.url = "http://127.0.0.1:9"

@@ -15,12 +15,12 @@ from benchmarks.llamaindex.engines import ASKED, accumulate, router, router_mult
 from teola_plugin import QueryTimeout, accelerate
 from teola_plugin.observe import html_page
 from teola_plugin.observe.spans import QueryTrace, Span
-from tests.support.llamaindex_own import ANSWER_S, Watched, watched
+from tests.support.llamaindex_own import ANSWER_S, WatchedKit, create_watched_kit
 
 
 @pytest.fixture
-def own() -> Iterator[Watched]:
-    made = watched()
+def own() -> Iterator[WatchedKit]:
+    made = create_watched_kit()
     with made.kit.in_force():
         yield made
 
@@ -42,10 +42,10 @@ def most(spans: list[Span]) -> int:
     return max(sum(began <= at < ended for began, ended in times) for at, _ in times)
 
 
-def test_trace_has_a_span_for_each_call(own: Watched) -> None:
+def test_trace_has_a_span_for_each_call(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     assert fast.last_trace() is None
-    own.fresh(wanted=4)
+    own.fresh(calls_together=4)
     trace = traced(fast)
     answers = [span for span in trace.spans if span.kind == "GENERATION"]
     assert kinds(trace) == {"EMBEDDING": 1, "SEARCHING": 1, "GENERATION": len(own.starts)}
@@ -54,7 +54,7 @@ def test_trace_has_a_span_for_each_call(own: Watched) -> None:
     assert {span.primitive.partition(".")[0] for span in answers} == {type(own.kit.llm).__name__}
 
 
-def test_critical_path_adds_up_to_the_query_time(own: Watched) -> None:
+def test_critical_path_adds_up_to_the_query_time(own: WatchedKit) -> None:
     trace = traced(accelerate(accumulate(own.kit), concurrent=own.kit.concurrent))
     path = trace.critical_path()
     assert sum(step.seconds for step in path) == pytest.approx(trace.seconds, rel=0.02)
@@ -62,21 +62,21 @@ def test_critical_path_adds_up_to_the_query_time(own: Watched) -> None:
     assert "OwnLLM.call" in html_page([trace])
 
 
-def test_each_query_of_an_engine_has_its_own_trace(own: Watched) -> None:
+def test_each_query_of_an_engine_has_its_own_trace(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, app="letters")
     one, other = traced(fast), traced(fast, "Something else?")
     assert one.query_id != other.query_id and one.app == other.app == "letters"
     assert kinds(one) == kinds(other)
 
 
-def test_explain_gives_the_speed_up_of_the_last_call(own: Watched) -> None:
+def test_explain_gives_the_speed_up_of_the_last_call(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     assert "not known yet" in fast.explain(ASKED)
     traced(fast)
     assert "times faster in the last call" in fast.explain(ASKED)
 
 
-def test_nested_engine_calls_belong_to_the_outer_trace(own: Watched) -> None:
+def test_nested_engine_calls_belong_to_the_outer_trace(own: WatchedKit) -> None:
     """What judges the answer is called in its place, and is not told of."""
     engine = RetryQueryEngine(accumulate(own.kit), RelevancyEvaluator(llm=own.kit.llm), max_retries=0)
     fast = accelerate(engine, concurrent=own.kit.concurrent)
@@ -84,7 +84,7 @@ def test_nested_engine_calls_belong_to_the_outer_trace(own: Watched) -> None:
     assert kinds(trace) == {"EMBEDDING": 1, "SEARCHING": 1, "GENERATION": 4}
 
 
-def test_failed_query_has_a_trace(own: Watched) -> None:
+def test_failed_query_has_a_trace(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent)
     record_prompt = own.kit.ledger.asked
 
@@ -100,13 +100,13 @@ def test_failed_query_has_a_trace(own: Watched) -> None:
     assert trace is not None and kinds(trace)["SEARCHING"] == 1
 
 
-def test_router_trace_has_every_llm_call(own: Watched) -> None:
+def test_router_trace_has_every_llm_call(own: WatchedKit) -> None:
     engine = router_multi(own.kit)
     trace = traced(accelerate(engine, concurrent=own.kit.concurrent), "What would have to change first, and why?")
     assert kinds(trace)["GENERATION"] == len(own.starts)
 
 
-def test_query_without_prefetching_has_no_trace(own: Watched) -> None:
+def test_query_without_prefetching_has_no_trace(own: WatchedKit) -> None:
     for fast in (
         accelerate(accumulate(own.kit)),
         accelerate(accumulate(own.kit), concurrent=own.kit.concurrent, speculate="off"),
@@ -118,7 +118,7 @@ def test_query_without_prefetching_has_no_trace(own: Watched) -> None:
     assert fast.last_trace() is None
 
 
-def test_router_to_an_engine_without_prefetching_has_no_trace(own: Watched) -> None:
+def test_router_to_an_engine_without_prefetching_has_no_trace(own: WatchedKit) -> None:
     """It was there, without a row: whether its engine would begin anything is known when that is chosen."""
     fast = accelerate(router(own.kit), concurrent=own.kit.concurrent)
     assert str(fast.query(ASKED)) == str(router(own.kit).query(ASKED))
@@ -126,7 +126,7 @@ def test_router_to_an_engine_without_prefetching_has_no_trace(own: Watched) -> N
 
 
 def test_original_runs_if_no_trace_can_start(
-    own: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own: WatchedKit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where no query can be begun, the original runs."""
 
@@ -139,7 +139,7 @@ def test_original_runs_if_no_trace_can_start(
     assert str(fast.query(ASKED)) == expected and fast.last_trace() is None
 
 
-def test_deadline_of_with_request_context_applies_to_user_models(own: Watched) -> None:
+def test_deadline_of_with_request_context_applies_to_user_models(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=own.kit.concurrent).with_request_context(
         tenant="acme", deadline_s=0.02
     )

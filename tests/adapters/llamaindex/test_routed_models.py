@@ -14,7 +14,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 import teola_plugin
 from teola_plugin import accelerate
@@ -236,13 +236,13 @@ def test_binding_a_class_that_is_no_model_raises(pool: EnginePool) -> None:
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_llm_on_served_server_created_in_step_uses_the_engine(stub: Stub) -> None:
+def test_llm_on_served_server_created_in_step_uses_the_engine(stub: OpenAIStub) -> None:
     given: dict[str, Any] = {"model": MODEL, "api_base": stub.base_url, "api_key": "none", "is_chat_model": True}
 
     class ServerFlow(Workflow):
@@ -261,7 +261,7 @@ def test_llm_on_served_server_created_in_step_uses_the_engine(stub: Stub) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_report_lists_prefetched_calls_of_an_llm_on_served_server(stub: Stub) -> None:
+def test_report_lists_prefetched_calls_of_an_llm_on_served_server(stub: OpenAIStub) -> None:
     llm = OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True)
     index = SummaryIndex.from_documents([Document(text=text) for text in ("oats", "ivy", "grass")])
     fast = accelerate(index.as_query_engine(llm=llm, response_mode="accumulate"), engines="auto")

@@ -14,7 +14,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.llms.openai_like import OpenAILike
 from support.llamaindex_engines import own_loop
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.bundled.files import reranker_folder
@@ -31,7 +31,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Stub]:
+def server() -> Iterator[OpenAIStub]:
     with openai_stub() as stub:
         yield stub
 
@@ -44,12 +44,12 @@ def loop() -> Iterator[None]:
 
 
 @pytest.fixture
-def stub(server: Stub) -> Stub:
+def stub(server: OpenAIStub) -> OpenAIStub:
     server.requests.clear()
     return server
 
 
-def llm_of(stub: Stub, **options: Any) -> OpenAILike:
+def llm_of(stub: OpenAIStub, **options: Any) -> OpenAILike:
     given = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "api_base": stub.base_url, **options}
     return OpenAILike(model=MODEL, api_key="none", **given)
 
@@ -67,7 +67,7 @@ def index(embedding: HuggingFaceEmbedding) -> VectorStoreIndex:
 
 @pytest.mark.models
 @pytest.mark.parametrize("way", WAYS)
-def test_engines_auto_serves_the_models_of_an_engine(stub: Stub, index: VectorStoreIndex, way: str) -> None:
+def test_engines_auto_serves_the_models_of_an_engine(stub: OpenAIStub, index: VectorStoreIndex, way: str) -> None:
     rerank = SentenceTransformerRerank(model=str(reranker_folder()), top_n=2, device="cpu")
     mode: Any = {"response_mode": "accumulate", "similarity_top_k": 3, "node_postprocessors": [rerank]}
     plain = index.as_query_engine(llm=llm_of(stub), **mode)
@@ -89,7 +89,7 @@ def test_engines_auto_serves_the_models_of_an_engine(stub: Stub, index: VectorSt
     )
 
 
-def test_explain_names_models_without_an_engine(stub: Stub) -> None:
+def test_explain_names_models_without_an_engine(stub: OpenAIStub) -> None:
     there = llm_of(stub, api_base="https://api.openai.com/v1")
     for llm, reason in ((there, "is not known to be of this machine"), (MockLLM(), "no engine is made for a MockLLM")):
         index = SummaryIndex.from_documents([Document(text=fact) for fact in FACTS])
@@ -97,7 +97,7 @@ def test_explain_names_models_without_an_engine(stub: Stub) -> None:
         assert not fast.__teola_session__.serving.bound and reason in fast.explain()
 
 
-def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: Stub, index: VectorStoreIndex) -> None:
+def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: OpenAIStub, index: VectorStoreIndex) -> None:
     """Sync calls of a model that is only carried begin together: the server sees all of them before one is answered."""
     llm = llm_of(stub)
     template = PromptTemplate("slowly: {context_str} {query_str}")

@@ -15,7 +15,7 @@ from benchmarks.llamaindex.engines import ASKED, shown
 from teola_plugin import accelerate
 from teola_plugin.adapters.llamaindex.prefetching import takes_threads
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
-from tests.support.llamaindex_own import Watched, watched
+from tests.support.llamaindex_own import WatchedKit, create_watched_kit
 
 
 class RemoteEmbedding(MockEmbedding):
@@ -41,8 +41,8 @@ class OwnEmbedding(RemoteEmbedding):
 
 
 @pytest.fixture
-def own() -> Iterator[Watched]:
-    made = watched()
+def own() -> Iterator[WatchedKit]:
+    made = create_watched_kit()
     with made.kit.in_force():
         yield made
     settled()
@@ -59,7 +59,7 @@ def test_other_models_need_concurrent_option_for_calls_on_threads(kind: type[Moc
     assert takes_threads(model, ThreadSafety((model,)))
 
 
-def test_embedding_that_fails_on_a_thread_is_called_again(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_that_fails_on_a_thread_is_called_again(own: WatchedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sub_questions_sync(own.kit)
     own.fresh()
     expected = shown(engine.query(ASKED))

@@ -157,7 +157,7 @@ async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: S
 def test_abandoned_streams_leave_the_graph_usable(sooner: Side) -> None:
     """A generator that nobody reads to its end is closed with its query."""
     graph = sooner.fast(GRAPHS["independent_steps"].build(sooner.kit()))
-    garbage.keep()
+    garbage.freeze_objects()
     for i in range(3):
         for _ in graph.stream({"question": "q"}, _config(i)):
             break

@@ -13,7 +13,7 @@ import pytest
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def pool(stub: Stub) -> Iterator[EnginePool]:
+def pool(stub: OpenAIStub) -> Iterator[EnginePool]:
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True, calibrate=False)) as made:
         yield made
 
 
 @pytest.fixture
-def llm(stub: Stub) -> OpenAILike:
+def llm(stub: OpenAIStub) -> OpenAILike:
     given: Any = {"is_chat_model": True, "max_retries": 0, "temperature": 0.0, "max_tokens": 9}
     return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="none", context_window=20_000, **given)
 
@@ -57,7 +57,7 @@ def planned(trace: Any) -> int:
 @pytest.mark.parametrize("way", ["synthesize", "asynthesize"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_llm_call_of_a_bound_synthesizer_is_planned(
-    mode: Any, way: str, llm: OpenAILike, pool: EnginePool, stub: Stub
+    mode: Any, way: str, llm: OpenAILike, pool: EnginePool, stub: OpenAIStub
 ) -> None:
     synthesizer = get_response_synthesizer(llm=llm, response_mode=mode)
     before = answered(synthesizer, way)

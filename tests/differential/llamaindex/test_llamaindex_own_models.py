@@ -27,7 +27,7 @@ from llama_index.core.utilities.token_counting import TokenCounter
 from benchmarks.llamaindex.engines import ASKED, accumulate, naive_rag, router_multi, shown
 from benchmarks.llamaindex.kits import Kit
 from teola_plugin import accelerate, uninstall
-from tests.support.llamaindex_own import ChattyLLM, Diary, DiaryHandler, Watched, diary_of, watched
+from tests.support.llamaindex_own import ChattyLLM, Diary, DiaryHandler, WatchedKit, create_watched_kit, run_with_diary
 
 Make = Callable[[Kit], BaseQueryEngine]
 OTHER = "What would have to change first, and why?"
@@ -60,45 +60,45 @@ LONE = {"sub-questions", "router", "router of engines", "several retrievers", *(
 
 
 @pytest.fixture
-def own() -> Iterator[Watched]:
-    made = watched()
+def own() -> Iterator[WatchedKit]:
+    made = create_watched_kit()
     with made.kit.in_force():
         yield made
     settled()
 
 
-def concurrent_models(own: Watched) -> tuple[Any, ...]:
+def concurrent_models(own: WatchedKit) -> tuple[Any, ...]:
     return own.kit.concurrent
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_calls_of_a_list_overlap_and_none_is_added(own: Watched, name: str) -> None:
+def test_calls_of_a_list_overlap_and_none_is_added(own: WatchedKit, name: str) -> None:
     make, given, together = LISTS[name]
     engine = make(own.kit)
     own.fresh()
     before = engine.query(given)
     reached, searches = own.kit.ledger.reached, own.kit.ledger.searches
-    assert own.together() == 1 or name == "router of engines"
+    assert own.most_at_once() == 1 or name == "router of engines"
     fast = accelerate(engine, concurrent=concurrent_models(own))
-    own.fresh(wanted=together, lone=int(name in LONE))
+    own.fresh(calls_together=together, calls_alone=int(name in LONE))
     after = fast.query(given)
     assert shown(after) == shown(before)
     assert own.kit.ledger.reached == reached and own.kit.ledger.searches == searches
-    assert own.together() >= together
+    assert own.most_at_once() >= together
 
 
 @pytest.mark.parametrize("name", LISTS)
 def test_events_keep_the_originals_order_and_thread(name: str) -> None:
     make, given, _ = LISTS[name]
     diary = Diary()
-    own = watched(CallbackManager([DiaryHandler(diary)]))
+    own = create_watched_kit(CallbackManager([DiaryHandler(diary)]))
     with own.kit.in_force():
         engine = make(own.kit)
         found = []
         for one in (engine, accelerate(engine, concurrent=concurrent_models(own))):
-            diary.said.clear()
+            diary.events.clear()
             own.fresh()
-            found.append((shown(diary_of(diary, lambda one=one: one.query(given))), list(diary.said)))  # type: ignore[misc]
+            found.append((shown(run_with_diary(diary, lambda one=one: one.query(given))), list(diary.events)))  # type: ignore[misc]
     settled()
     if "loop" not in name and name != "router of engines":  # there tasks take turns
         assert found[0] == found[1]
@@ -107,7 +107,7 @@ def test_events_keep_the_originals_order_and_thread(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"speculate": "off", "concurrent": None}])
-def test_calls_without_concurrent_option_stay_sequential(own: Watched, options: dict[str, Any]) -> None:
+def test_calls_without_concurrent_option_stay_sequential(own: WatchedKit, options: dict[str, Any]) -> None:
     engine = accumulate(own.kit)
     if "speculate" in options:
         options = {**options, "concurrent": concurrent_models(own)}
@@ -119,8 +119,8 @@ def test_calls_without_concurrent_option_stay_sequential(own: Watched, options: 
     assert own.prompts == prompts and own.threads == {threading.current_thread().name}
 
 
-def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: Watched) -> None:
-    own.fresh(wanted=4)
+def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: WatchedKit) -> None:
+    own.fresh(calls_together=4)
     accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
     names = [name for _, name, _ in own.starts]
     assert names.count(threading.current_thread().name) <= 1
@@ -128,15 +128,15 @@ def test_calls_of_a_list_run_on_caller_or_prefetch_threads(own: Watched) -> None
     assert len(names) == 4
 
 
-def test_equal_calls_do_not_overlap(own: Watched) -> None:
+def test_equal_calls_do_not_overlap(own: WatchedKit) -> None:
     nodes = [NodeWithScore(node=TextNode(id_=f"{i}", text="Oats are sown."), score=1.0) for i in range(3)]
     engine = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     own.fresh()
     engine.synthesize(QueryBundle("What is sown?"), nodes)
-    assert len(own.prompts) == 3 and len(set(own.prompts)) == 1 and own.together() == 1
+    assert len(own.prompts) == 3 and len(set(own.prompts)) == 1 and own.most_at_once() == 1
 
 
-def test_failing_call_raises_and_stops_further_calls(own: Watched) -> None:
+def test_failing_call_raises_and_stops_further_calls(own: WatchedKit) -> None:
     engine = accumulate(own.kit)
     own.fresh()
     engine.query(ASKED)
@@ -150,7 +150,7 @@ def test_failing_call_raises_and_stops_further_calls(own: Watched) -> None:
         assert len(own.prompts) <= most
 
 
-def test_prefetched_call_with_transient_error_is_made_again(own: Watched) -> None:
+def test_prefetched_call_with_transient_error_is_made_again(own: WatchedKit) -> None:
     engine = accumulate(own.kit)
     own.fresh()
     before = shown(engine.query(ASKED))
@@ -164,26 +164,26 @@ def test_prefetched_call_with_transient_error_is_made_again(own: Watched) -> Non
 
     own.kit.ledger.asked = fail_once  # type: ignore[method-assign]
     fast = accelerate(engine, concurrent=concurrent_models(own))
-    own.fresh(wanted=2)
+    own.fresh(calls_together=2)
     assert shown(fast.query(ASKED)) == before
     assert own.prompts.count(failed[0]) == 2
     assert len(own.prompts) == 5
 
 
-def test_uninstall_stops_prefetching_until_the_next_accelerate(own: Watched) -> None:
+def test_uninstall_stops_prefetching_until_the_next_accelerate(own: WatchedKit) -> None:
     fast = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     uninstall()
     own.fresh()
     fast.query(ASKED)
-    assert own.together() == 1
+    assert own.most_at_once() == 1
     assert own.threads == {threading.current_thread().name}
     accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
-    own.fresh(wanted=4)
+    own.fresh(calls_together=4)
     fast.query(ASKED)
-    assert own.together() == 4
+    assert own.most_at_once() == 4
 
 
-def test_prefetched_calls_see_the_context_of_the_caller(own: Watched) -> None:
+def test_prefetched_calls_see_the_context_of_the_caller(own: WatchedKit) -> None:
     asked_by: contextvars.ContextVar[str] = contextvars.ContextVar("asked_by", default="nobody")
     seen: list[str] = []
     noted = own.kit.ledger.asked
@@ -194,32 +194,32 @@ def test_prefetched_calls_see_the_context_of_the_caller(own: Watched) -> None:
     assert seen == ["me"] * 4
 
 
-def test_rate_limiter_keeps_calls_on_the_callers_thread(own: Watched) -> None:
+def test_rate_limiter_keeps_calls_on_the_callers_thread(own: WatchedKit) -> None:
     limiters = pytest.importorskip(
         "llama_index.core.rate_limiter", reason="models have rate limiters since llama-index-core 0.14.16"
     )
     own.kit.llm.rate_limiter = limiters.TokenBucketRateLimiter(requests_per_minute=6000)
     own.fresh()
     accelerate(accumulate(own.kit), concurrent=concurrent_models(own)).query(ASKED)
-    assert own.together() == 1 and own.threads == {threading.current_thread().name}
+    assert own.most_at_once() == 1 and own.threads == {threading.current_thread().name}
 
 
 def test_events_nested_in_model_calls_equal_the_originals() -> None:
     """Such a model is found out at its first early call, which asks nobody; then it is called in its place."""
     diary = Diary()
-    own = watched(CallbackManager([DiaryHandler(diary)]))
+    own = create_watched_kit(CallbackManager([DiaryHandler(diary)]))
     llm = ChattyLLM(callback_manager=own.kit.manager)
     engine = own.kit.reports.as_query_engine(llm=llm, similarity_top_k=4, response_mode="accumulate")
     found = []
     for one in (engine, accelerate(engine, concurrent=[llm]), accelerate(engine, concurrent=[llm])):
-        diary.said.clear()
+        diary.events.clear()
         llm.chats = 0
-        found.append((str(diary_of(diary, lambda one=one: one.query(ASKED))), list(diary.said), llm.chats))  # type: ignore[misc]
+        found.append((str(run_with_diary(diary, lambda one=one: one.query(ASKED))), list(diary.events), llm.chats))  # type: ignore[misc]
         settled()
     assert found[0] == found[1] == found[2] and found[0][2] == 4
 
 
-def test_unknown_embedding_gets_one_call_at_a_time(own: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_embedding_gets_one_call_at_a_time(own: WatchedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(own.kit.embedding)
     under_way, most = [0], [0]
     embed = kind._now
@@ -234,23 +234,23 @@ def test_unknown_embedding_gets_one_call_at_a_time(own: Watched, monkeypatch: py
 
     monkeypatch.setattr(kind, "_now", counted)
     engine = sub_questions_sync(own.kit)
-    own.fresh(wanted=2, lone=1)
+    own.fresh(calls_together=2, calls_alone=1)
     accelerate(engine, concurrent=[own.kit.llm, type(own.kit.reports.vector_store)]).query(ASKED)
-    assert most == [1] and own.together() >= 2
+    assert most == [1] and own.most_at_once() >= 2
 
 
-def test_prompts_updated_later_are_used_in_prefetched_calls(own: Watched) -> None:
+def test_prompts_updated_later_are_used_in_prefetched_calls(own: WatchedKit) -> None:
     engine = accumulate(own.kit)
     fast = accelerate(engine, concurrent=concurrent_models(own))
     fast.query(ASKED)
     words = PromptTemplate("Read {context_str} and say, as a poet would, {query_str}")
     fast.update_prompts({"response_synthesizer:text_qa_template": words})
-    own.fresh(wanted=4)
+    own.fresh(calls_together=4)
     fast.query(ASKED)
-    assert own.together() == 4 and all("as a poet would" in prompt for prompt in own.prompts)
+    assert own.most_at_once() == 4 and all("as a poet would" in prompt for prompt in own.prompts)
 
 
-def test_concurrent_queries_claim_their_own_calls(own: Watched) -> None:
+def test_concurrent_queries_claim_their_own_calls(own: WatchedKit) -> None:
     engine = accelerate(accumulate(own.kit), concurrent=concurrent_models(own))
     plain = {f"{i} {ASKED}": shown(accumulate(own.kit).query(f"{i} {ASKED}")) for i in range(4)}
     found: dict[str, Any] = {}
@@ -265,7 +265,7 @@ def test_concurrent_queries_claim_their_own_calls(own: Watched) -> None:
     assert found == plain
 
 
-def test_no_prefetch_thread_is_left_after_queries(own: Watched) -> None:
+def test_no_prefetch_thread_is_left_after_queries(own: WatchedKit) -> None:
     accelerate(RetrieverQueryEngine.from_args(own.kit.reports.as_retriever()), concurrent=concurrent_models(own)).query(
         ASKED
     )
@@ -274,7 +274,7 @@ def test_no_prefetch_thread_is_left_after_queries(own: Watched) -> None:
     assert not [one for one in threading.enumerate() if one.name.startswith(("teola-early", "teola-ahead"))]
 
 
-def _counted_by(own: Watched, tokenizer: Callable[[str], Any]) -> tuple[list[str], list[str]]:
+def _counted_by(own: WatchedKit, tokenizer: Callable[[str], Any]) -> tuple[list[str], list[str]]:
     """Which texts a tokenizer reads on the caller's thread: plain, and accelerated."""
     read: list[str] = []
     here = threading.current_thread()
@@ -297,6 +297,6 @@ def _counted_by(own: Watched, tokenizer: Callable[[str], Any]) -> tuple[list[str
     return found[0], found[1]
 
 
-def test_user_tokenizer_reads_the_originals_texts(own: Watched) -> None:
+def test_user_tokenizer_reads_the_originals_texts(own: WatchedKit) -> None:
     plain, fast = _counted_by(own, str.split)
     assert plain and fast == plain

@@ -15,16 +15,16 @@ from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 
 from teola_plugin import accelerate
-from tests.support.openai_stub import MODEL, Stub, openai_stub
+from tests.support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
-def model(kind: str, stub: Stub) -> Any:
+def model(kind: str, stub: OpenAIStub) -> Any:
     common: dict[str, Any] = {"api_base": stub.base_url, "api_key": "none", "max_retries": 0}
     if kind == "OpenAI":
         return OpenAI(model="gpt-4o", **common)
@@ -38,7 +38,7 @@ def engine(llm: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["chat", "text", "OpenAI"])
-def test_server_gets_all_requests_of_a_list_before_it_answers(stub: Stub, kind: str) -> None:
+def test_server_gets_all_requests_of_a_list_before_it_answers(stub: OpenAIStub, kind: str) -> None:
     fast = accelerate(engine(model(kind, stub)))
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(fast.query, "slowly, what grows?")

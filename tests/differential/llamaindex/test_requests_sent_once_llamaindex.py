@@ -35,7 +35,7 @@ from llama_index.core.selectors import LLMMultiSelector
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 from teola_plugin.engines.openai import OpenAIServer
@@ -76,7 +76,7 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Server(NamedTuple):
-    stub: Stub
+    stub: OpenAIStub
     pool: EnginePool | None
     """None for the side without one."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.query_parts import ASKED, ONE, QUESTION, Scene, graph, in_scene
+from support.query_parts import GENERATE, ONE_GENERATION, QUESTION, Scene, graph, in_scene
 
 from teola_plugin.engines.openai.wire import WirePrompt
 from teola_plugin.graph import Attributes
@@ -17,12 +17,12 @@ CARRIED = WirePrompt.of({"model": "m", "messages": [{"role": "user", "content": 
 
 
 def calls(form: AnswerForm | None) -> dict[str, Any]:
-    return {"ask": lambda given: replace(ASKED, form=form)}
+    return {"ask": lambda given: replace(GENERATE, form=form)}
 
 
 def speculative(**attributes: Any) -> Any:
     """The graph of one generation with these facts."""
-    return graph(*(one.with_(attributes=Attributes(**attributes)) for one in ONE))
+    return graph(*(one.with_(attributes=Attributes(**attributes)) for one in ONE_GENERATION))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_call_left_to_the_original_logs_no_dead_subplan(caplog: pytest.LogCaptur
     assert "a planned part died" not in caplog.text
 
 
-@pytest.mark.parametrize(("prompt", "requests"), [(CARRIED, 1), (ASKED.prompt, 2)])
+@pytest.mark.parametrize(("prompt", "requests"), [(CARRIED, 1), (GENERATE.prompt, 2)])
 def test_only_a_carried_request_outlives_its_subplan(prompt: Any, requests: int) -> None:
     """A later part, or the original, may come for it: the server would get it once more."""
     request = Generate(prompt, Sampling(max_tokens=400))

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from support.query_parts import (
-    GIVEN,
-    TWO,
+    INPUT,
+    TWO_GENERATIONS,
     K,
     Scene,
     ask,
@@ -27,7 +27,7 @@ from teola_plugin.runtime.query_run import CallPosition, current_position, durin
 
 def test_deferred_subplan_begins_after_the_first_call_at_its_site() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.prefetch(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
+        part = scene.prefetch(warmed(), {"begin": begin}, INPUT, is_deferred=True)
         with during(current_position, CallPosition(deferred=part.deferred)):
             await scene.call_as_original()
         await asyncio.sleep(5)
@@ -40,7 +40,7 @@ def test_deferred_subplan_begins_after_the_first_call_at_its_site() -> None:
 
 def test_deferred_subplan_begins_once_scheduled_without_calls() -> None:
     async def body(scene: Scene) -> None:
-        part = scene.prefetch(warmed(), {"begin": begin}, GIVEN, is_deferred=True)
+        part = scene.prefetch(warmed(), {"begin": begin}, INPUT, is_deferred=True)
         await asyncio.sleep(1)
         assert not part.has_begun and scene.count(K.PARTIAL_PREFILLING) == 0, "nobody has come to it"
         scene.run.schedule_subplans(part.deferred)
@@ -53,7 +53,7 @@ def test_deferred_subplan_begins_once_scheduled_without_calls() -> None:
 def test_covered_subplan_begins_only_with_an_unplanned_call() -> None:
     async def body(scene: Scene) -> None:
         first = scene.prefetch()
-        part = scene.prefetch(TWO, is_deferred=True, covering="part0")
+        part = scene.prefetch(TWO_GENERATIONS, is_deferred=True, covering="part0")
         scene.run.schedule_subplans(part.deferred)
         await asyncio.sleep(1)
         with during(current_position, CallPosition(deferred=part.deferred)):

@@ -9,7 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from support.ports import Heard, Scripted, answers, ask, driven, entry, event, hangs, port, raises, says
+from support.ports import (
+    PortReports,
+    Scripted,
+    answers,
+    driven,
+    enqueue_requests,
+    entry,
+    event,
+    hangs,
+    port,
+    raises,
+    says,
+)
 
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
@@ -48,7 +60,7 @@ def test_raising_listener_leaks_no_slot(
     where: str, fault: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(says("text"), profile=ONE)
+        results, engine = PortReports(), Scripted(says("text"), profile=ONE)
         calls = results.listener()
         callbacks = {name: getattr(calls, name) for name in ("on_start", "on_piece", "on_end")}
 
@@ -59,7 +71,7 @@ def test_raising_listener_leaks_no_slot(
 
         callback_before = callbacks[where]
         one = EnginePort("llm", {"0": engine}, PortListener(**{**callbacks, where: bad}))
-        made = ask(one, *(f"bad{n}" for n in range(10)), "good")
+        made = enqueue_requests(one, *(f"bad{n}" for n in range(10)), "good")
         await asyncio.sleep(1)
         assert results.text("good") == "text"
         assert all(each.has_ended for each in made), "whoever waits for them waits for ever"
@@ -90,7 +102,7 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD.keys())
 def test_unqueueable_request_fails_alone(payload: Any) -> None:
     async def check() -> None:
-        results, engine = Heard(), Counting()
+        results, engine = PortReports(), Counting()
         one = port(engine, results)
         one.enqueue([entry("before"), entry("bad", payload), entry("after")], event("p"))
         error = results.error("bad")
@@ -103,11 +115,11 @@ def test_unqueueable_request_fails_alone(payload: Any) -> None:
 
 def test_unqueueable_requests_take_no_queue_capacity() -> None:
     async def check() -> None:
-        results, engine = Heard(), Counting()
+        results, engine = PortReports(), Counting()
         one = port(engine, results, max_queued=4)
         for n in range(20):
             one.enqueue([entry(f"bad{n}", BAD["no text"])], event("p"))
-        ask(one, "good")
+        enqueue_requests(one, "good")
         await asyncio.sleep(2)
         assert results.text("good") == "good"
 
@@ -120,9 +132,9 @@ def test_request_whose_size_is_nan_fails_alone() -> None:
             return float("nan") if request.id == "bad" else 1
 
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Nowhere(), results)
-        ask(one, "bad", "good")
+        enqueue_requests(one, "bad", "good")
         await asyncio.sleep(2)
         assert "size" in results.error("bad").message and results.text("good") == "good"
 
@@ -134,11 +146,11 @@ def test_prompt_of_invalid_unicode_is_placed_like_others() -> None:
 
     async def check() -> None:
         profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True, max_requests=8)
-        results = Heard()
+        results = PortReports()
         one = port({n: Scripted(profile=profile) for n in "01"}, results)
         assert one.scheduler.wants_blocks
         one.enqueue([entry("odd", Generate(Prompt((Message("user", "\ud800" * 200),))))], event("p"))
-        ask(one, "good")
+        enqueue_requests(one, "good")
         await asyncio.sleep(2)
         assert results.error("odd") is None and results.text("good") == "good"
 
@@ -153,7 +165,7 @@ def test_request_with_an_invalid_result_fails_alone() -> None:
             yield Done(request.id, Generation("x"))
 
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Scripted(nonsense), results)
         one.enqueue([entry("bad"), entry("good")], event("p"))
         await asyncio.sleep(2)
@@ -186,9 +198,9 @@ def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
 
     async def check() -> None:
         script = {"fails": fails, "raises": raises(LOST), "is lost": hangs}[fault]
-        results, engine = Heard(), Scripted(script, answers)
+        results, engine = PortReports(), Scripted(script, answers)
         one = port(engine, results)
-        ask(one, "a", **{term: REQUEST_CONTEXT[term]})
+        enqueue_requests(one, "a", **{term: REQUEST_CONTEXT[term]})
         seen = []
         handle = one.scheduler.handle
         one.scheduler.handle = lambda e: (handle(e), seen.extend(one.scheduler.queue))[0]  # type: ignore[method-assign, func-returns-value]
@@ -204,9 +216,9 @@ def test_retry_keeps_the_request_context(term: str, fault: str) -> None:
 
 def test_retry_has_the_last_announced_depth() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(raises(LOST), answers)
+        results, engine = PortReports(), Scripted(raises(LOST), answers)
         one = port(engine, results)
-        ask(one, "a", depth=1)
+        enqueue_requests(one, "a", depth=1)
         one.depths(DepthChanged(0.0, "q", {"a": 9}, {"a": (Objective.THROUGHPUT, "gang")}))
         await asyncio.sleep(5)
         assert results.text("a") == "a"
@@ -217,7 +229,7 @@ def test_retry_has_the_last_announced_depth() -> None:
 
 def test_repeated_text_of_a_retry_is_delivered_once() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
+        results, engine = PortReports(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
         one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
@@ -239,7 +251,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("again", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(says("one", " two", then=LOST), again, answers)
+        results, engine = PortReports(), Scripted(says("one", " two", then=LOST), again, answers)
         one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
@@ -249,7 +261,7 @@ def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
         assert isinstance(error, EngineError) and "another" in error.message and error.hint
         pieces = [p.text for p in made.stream.pieces]
         assert pieces == ["one", " two"] or "".join(pieces) == "one two"
-        ask(one, "b")
+        enqueue_requests(one, "b")
         await asyncio.sleep(2)
         assert results.text("b") == "b" and not one.scheduler.running.by_id
 
@@ -263,7 +275,7 @@ def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
 )
 def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(says("one", " two", then=LOST), again)
+        results, engine = PortReports(), Scripted(says("one", " two", then=LOST), again)
         one, made = port(engine, results), entry("a")
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
@@ -275,7 +287,7 @@ def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) ->
 
 def test_sampled_text_is_retried_only_if_none_was_read() -> None:
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         payload = Generate(Prompt(text="x"), Sampling(temperature=1.0))
         one = port(Scripted(says("one", then=LOST), says("two")), results)
         one.enqueue([entry("a", payload)], event("a"))
@@ -299,9 +311,9 @@ def test_engine_that_exits_its_process_is_restarted(error: BaseException) -> Non
     """For KeyboardInterrupt, which on this thread is the user's own, see `test_loop_thread`."""
 
     async def check() -> None:
-        results, engine = Heard(), Scripted(raises(error), answers)
+        results, engine = PortReports(), Scripted(raises(error), answers)
         one = port(engine, results)
-        ask(one, "a", "b")
+        enqueue_requests(one, "a", "b")
         await asyncio.sleep(5)
         assert [results.text("a"), results.text("b")] == ["a", "b"] and engine.restarted == 1
 
@@ -310,10 +322,10 @@ def test_engine_that_exits_its_process_is_restarted(error: BaseException) -> Non
 
 def test_requests_of_a_lost_replica_run_on_another() -> None:
     async def check() -> None:
-        results, good = Heard(), Scripted(profile=ONE)
+        results, good = PortReports(), Scripted(profile=ONE)
         bad = Scripted(hangs, profile=ONE)
         one = port({"0": bad, "1": good}, results)
-        ask(one, "a", "b")
+        enqueue_requests(one, "a", "b")
         await asyncio.sleep(2)
         one.lose("0", "it hangs")
         await asyncio.sleep(2)
@@ -332,10 +344,10 @@ def test_one_unrecoverable_replica_does_not_end_the_engine(caplog: pytest.LogCap
             await super().restart()
 
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         bad, slow = Scripted(raises(LOST), profile=ONE, restarts=0), Slow(raises(LOST), answers, profile=ONE)
         one = port({"0": bad, "1": slow}, results, max_attempts=9)
-        ask(one, *"abcd")
+        enqueue_requests(one, *"abcd")
         await asyncio.sleep(30)
         assert not results.ends
         await asyncio.sleep(60)
@@ -349,13 +361,13 @@ def test_one_unrecoverable_replica_does_not_end_the_engine(caplog: pytest.LogCap
 
 def test_engine_is_unavailable_once_no_replica_can_be_restarted() -> None:
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port({n: Scripted(raises(LOST), restarts=0) for n in "01"}, results, max_attempts=9)
-        ask(one, *"abcd")
+        enqueue_requests(one, *"abcd")
         await asyncio.sleep(30)
         errors = [results.error(name) for name in "abcd"]
         assert all(isinstance(e, EngineUnavailable) and "no device" in e.message and e.hint for e in errors)
-        ask(one, "late")
+        enqueue_requests(one, "late")
         assert "no device" in results.error("late").message
         assert not one.scheduler.queue
 
@@ -370,13 +382,13 @@ def test_unrecoverable_replica_is_restarted_later() -> None:
             self.restarted += 1
 
     async def check() -> None:
-        results, engine = Heard(), Later(raises(LOST), answers)
+        results, engine = PortReports(), Later(raises(LOST), answers)
         one = port(engine, results)
-        ask(one, "a")
+        enqueue_requests(one, "a")
         await asyncio.sleep(30)
         assert isinstance(results.error("a"), EngineUnavailable)
         await asyncio.sleep(1500)
-        ask(one, "b")
+        enqueue_requests(one, "b")
         await asyncio.sleep(2)
         assert results.text("b") == "b" and engine.restarted == 1
 
@@ -390,9 +402,9 @@ def test_hanging_restart_makes_the_engine_unavailable() -> None:
                 pass
 
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Stuck(raises(LOST)), results, patience=Patience(restart=20))
-        ask(one, "a")
+        enqueue_requests(one, "a")
         await asyncio.sleep(90)
         assert isinstance(results.error("a"), EngineUnavailable)
 
@@ -404,7 +416,7 @@ def test_hanging_restart_makes_the_engine_unavailable() -> None:
 
 def test_each_request_of_a_failed_batch_gets_its_own_error() -> None:
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         cause = ValueError("deep")
         fault = EngineError("all of it.", engine="llm", replica="3", hint="look")
         fault.__cause__ = cause

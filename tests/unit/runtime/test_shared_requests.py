@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.query_parts import (
     QUESTION,
-    TWO,
+    TWO_GENERATIONS,
     K,
     Scene,
     ask,
@@ -134,9 +134,9 @@ def late() -> list[Primitive]:
 
 def test_equal_generations_of_one_subplan_stay_two() -> None:
     async def body(scene: Scene) -> None:
-        scene.prefetch(TWO)
+        scene.prefetch(TWO_GENERATIONS)
         await asyncio.sleep(0.01)
-        scene.prefetch(TWO)
+        scene.prefetch(TWO_GENERATIONS)
         await asyncio.gather(scene.call_as_original(), scene.call_as_original())
         assert scene.count() == 2, "neither one for both, nor asked again by the second part"
 
@@ -330,4 +330,4 @@ def test_prompt_waits_for_shared_warm_up_only_if_it_began() -> None:
         assert full.queued < min(span.done or 9e9 for name, span in spans.items() if name.endswith("/g"))
         return warm.seconds
 
-    in_scene(body, most=4)
+    in_scene(body, max_requests=4)

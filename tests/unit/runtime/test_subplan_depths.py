@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.query_parts import (
-    ASKED,
     CALLS,
+    GENERATE,
     QUESTION,
     Calls,
     K,
@@ -95,7 +95,7 @@ def test_original_call_overtakes_queued_prefetched_calls() -> None:
         await scene.call_as_original(ask({"text": "now"}))
         return [request.payload.prompt.text for request in scene.requests["llm"]][2:3]
 
-    assert in_scene(body, most=2) == ["now"]
+    assert in_scene(body, max_requests=2) == ["now"]
 
 
 @pytest.mark.parametrize("who", ["a part", "the plain object"])
@@ -120,7 +120,7 @@ def test_adopted_request_takes_the_greater_depth(who: str, monkeypatch: pytest.M
         ]
         return order[2:]
 
-    assert in_scene(body, most=2) == [QUESTION, "first", "last"]
+    assert in_scene(body, max_requests=2) == [QUESTION, "first", "last"]
 
 
 def test_grown_depth_reaches_the_subplan_that_made_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_grown_depth_reaches_the_subplan_that_made_the_request(monkeypatch: pyte
         await asyncio.sleep(0.2)
         assert "part4/g.p" not in seen and seen["part3/g.p"] == 8
 
-    in_scene(body, most=2)
+    in_scene(body, max_requests=2)
 
 
 # ---------------------------------------------------------------- gangs
@@ -236,12 +236,12 @@ def test_branches_do_not_delay_other_queries() -> None:
         await asyncio.sleep(0.05)
         current_position.set(CallPosition())
         begun, other = loop.time(), scene.pool.runtime.watch(Query({"input": None}))
-        await other.call(K.PREFILLING, "llm", [ASKED])
+        await other.call(K.PREFILLING, "llm", [GENERATE])
         alone = loop.time() - begun
         await asyncio.gather(*rest)
         return alone, loop.time() - begun
 
-    alone, all_of_them = in_scene(body, most=4)
+    alone, all_of_them = in_scene(body, max_requests=4)
     assert alone < all_of_them / 2
 
 

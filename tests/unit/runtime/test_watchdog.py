@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from support.ports import Heard, Scripted, answers, ask, driven, event, hangs, port
+from support.ports import PortReports, Scripted, answers, driven, enqueue_requests, event, hangs, port
 
 from teola_plugin.errors import EngineError, EngineUnavailable
 from teola_plugin.graph import Batching, EngineProfile
@@ -20,9 +20,9 @@ def test_cancelled_request_ends_at_once_but_keeps_its_slot() -> None:
     """The request has ended for its caller; its slot is the engine's until that lets go of it."""
 
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Scripted(hangs, profile=ONE), results)
-        [first, second] = ask(one, "a", "b")
+        [first, second] = enqueue_requests(one, "a", "b")
         await asyncio.sleep(1)
         one.cancel([first])
         assert isinstance(results.error("a"), EngineError) and results.at("a") == 1.0
@@ -35,9 +35,9 @@ def test_cancelled_request_ends_at_once_but_keeps_its_slot() -> None:
 
 def test_an_engine_that_ignores_a_cancellation_is_restarted() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(hangs, answers, profile=ONE)
+        results, engine = PortReports(), Scripted(hangs, answers, profile=ONE)
         one = port(engine, results)
-        [first, _] = ask(one, "a", "b")
+        [first, _] = enqueue_requests(one, "a", "b")
         await asyncio.sleep(1)
         one.cancel([first])
         await asyncio.sleep(9)
@@ -57,9 +57,9 @@ def test_engine_that_cancels_in_time_is_not_restarted() -> None:
             yield Failed(request.id, EngineError("it was cancelled."))
 
     async def check() -> None:
-        results, engine = Heard(), Scripted(slowly, answers, profile=ONE)
+        results, engine = PortReports(), Scripted(slowly, answers, profile=ONE)
         one = port(engine, results)
-        [first, _] = ask(one, "a", "b")
+        [first, _] = enqueue_requests(one, "a", "b")
         await asyncio.sleep(0.5)
         one.cancel([first])
         await asyncio.sleep(100)
@@ -79,9 +79,9 @@ def test_engine_is_restarted_only_after_a_long_silence(speaks: bool) -> None:
             yield Done(request.id, Generation("xxxxx"))
 
     async def check() -> None:
-        results, engine = Heard(), Scripted(long, answers)
+        results, engine = PortReports(), Scripted(long, answers)
         one = port(engine, results)
-        ask(one, "a")
+        enqueue_requests(one, "a")
         await asyncio.sleep(6000)
         assert (results.text("a"), results.at("a"), engine.restarted) == (
             ("xxxxx", 5000.0, 0) if speaks else ("a", 1801.0, 1)
@@ -92,10 +92,10 @@ def test_engine_is_restarted_only_after_a_long_silence(speaks: bool) -> None:
 
 def test_idle_engine_is_never_restarted_for_silence() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(answers)
+        results, engine = PortReports(), Scripted(answers)
         one = port(engine, results)
         for name in "abc":
-            ask(one, name)
+            enqueue_requests(one, name)
             await asyncio.sleep(5000)
         assert not engine.restarted and len(results.ends) == 3
 
@@ -104,9 +104,9 @@ def test_idle_engine_is_never_restarted_for_silence() -> None:
 
 def test_hanging_request_fails_after_its_attempts() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(hangs)
+        results, engine = PortReports(), Scripted(hangs)
         one = port(engine, results, patience=Patience(silence=100))
-        ask(one, "a")
+        enqueue_requests(one, "a")
         await asyncio.sleep(1000)
         error = results.error("a")
         assert isinstance(error, EngineUnavailable) and "100 s" in error.message and error.hint
@@ -117,16 +117,16 @@ def test_hanging_request_fails_after_its_attempts() -> None:
 
 def test_a_pool_with_a_hanging_engine_closes() -> None:
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Scripted(hangs, profile=ONE), results)
-        ask(one, "running", "queued")
+        enqueue_requests(one, "running", "queued")
         await asyncio.sleep(1)
         await one.close()
         assert asyncio.get_running_loop().time() == 6.0
         for name in ("running", "queued"):
             assert isinstance(results.error(name), EngineUnavailable) and "closed" in str(results.error(name))
             assert results.at(name) == 1.0, "nobody waits for what hangs"
-        ask(one, "late")
+        enqueue_requests(one, "late")
         assert isinstance(results.error("late"), EngineUnavailable)
 
     driven(check())
@@ -134,9 +134,9 @@ def test_a_pool_with_a_hanging_engine_closes() -> None:
 
 def test_a_pool_with_a_good_engine_closes_at_once() -> None:
     async def check() -> None:
-        results = Heard()
+        results = PortReports()
         one = port(Scripted(), results)
-        ask(one, "a")
+        enqueue_requests(one, "a")
         await asyncio.sleep(0.5)
         await one.close()
         assert asyncio.get_running_loop().time() == 0.5 and isinstance(results.error("a"), EngineUnavailable)
@@ -148,13 +148,13 @@ def test_repeated_request_is_independent_of_its_hanging_first() -> None:
     """A client of a shared pool that comes back asks with the same ids."""
 
     async def check() -> None:
-        results, engine = Heard(), Scripted(hangs, answers)
+        results, engine = PortReports(), Scripted(hangs, answers)
         one = port(engine, results, patience=Patience(cancel=100))
-        [first] = ask(one, "a")
+        [first] = enqueue_requests(one, "a")
         await asyncio.sleep(1)
         one.cancel([first])
         del results.ends["a"]
-        [again] = ask(one, "a")
+        [again] = enqueue_requests(one, "a")
         await asyncio.sleep(2)
         assert results.text("a") == "a" and not one.holds(again)
         assert len({r.id for batch in engine.batches for r in batch}) == 2
@@ -165,9 +165,9 @@ def test_repeated_request_is_independent_of_its_hanging_first() -> None:
 
 def test_request_cancelled_before_the_engine_starts_never_runs() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted()
+        results, engine = PortReports(), Scripted()
         one = port(engine, results)
-        made = ask(one, "a", "b")
+        made = enqueue_requests(one, "a", "b")
         one.cancel(made[:1])
         await asyncio.sleep(2)
         assert [r.id for batch in engine.batches for r in batch] == ["b"] and results.text("b") == "b"
@@ -196,9 +196,9 @@ def test_watchdog_ignores_time_the_machine_slept() -> None:
 
 def test_event_after_close_starts_no_batch() -> None:
     async def check() -> None:
-        results, engine = Heard(), Scripted(profile=ONE)
+        results, engine = PortReports(), Scripted(profile=ONE)
         one = port(engine, results)
-        ask(one, "a", "b")
+        enqueue_requests(one, "a", "b")
         await one.close()
         one.enqueue([], event("c"))
         await asyncio.sleep(5)

@@ -25,7 +25,7 @@ from llama_index.core.response_synthesizers import (
 from llama_index.core.retrievers import TransformRetriever
 from llama_index.core.schema import TextNode
 from support.llamaindex_engines import ENGINES, Library, shown
-from support.llamaindex_records import MADE, Kind, summary_index
+from support.llamaindex_records import OBJECTS, Kind, summary_index
 from support.private_names import touches
 
 import teola_plugin.adapters.llamaindex
@@ -82,7 +82,7 @@ ELSEWHERE = {
 """Of packages beside LlamaIndex's own: see `test_shims_llamaindex_models.py`."""
 BASES = {engines.RetrievalParts, retrieval.RetrieverParts}
 """What records of several classes have in common."""
-kinds = pytest.mark.parametrize("kind", list(MADE), ids=lambda kind: kind.__name__)
+kinds = pytest.mark.parametrize("kind", list(OBJECTS), ids=lambda kind: kind.__name__)
 
 
 def test_every_record_class_is_tested() -> None:
@@ -94,12 +94,12 @@ def test_every_record_class_is_tested() -> None:
         for one in vars(importlib.import_module(module.name)).values()
         if inspect.isclass(one) and issubclass(one, Parts)
     }
-    assert found - {Parts} == MADE.keys() | ELSEWHERE | BASES
+    assert found - {Parts} == OBJECTS.keys() | ELSEWHERE | BASES
 
 
 @kinds
 def test_record_holds_the_constructor_values_of_its_object(stock: Library, kind: Kind) -> None:
-    made, given = MADE[kind](stock)
+    made, given = OBJECTS[kind](stock)
     assert not kind.OF or isinstance(made, kind.OF)
     found = kind.of(made)
     assert {one.name for one in fields(found)} == given.keys()
@@ -128,7 +128,7 @@ def reads(patch: pytest.MonkeyPatch, kind: Kind, field: str, source: Any) -> Non
 def test_missing_attribute_or_method_raises_unreadable(
     stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _ = MADE[kind](stock)
+    made, _ = OBJECTS[kind](stock)
     for field, source in sources(kind).items():
         if not isinstance(source, Attribute):
             continue
@@ -215,7 +215,7 @@ NOT_PLANNED = {
 
 
 def test_every_record_class_is_used_in_plans() -> None:
-    assert USED.keys() | NOT_PLANNED == MADE.keys()
+    assert USED.keys() | NOT_PLANNED == OBJECTS.keys()
 
 
 @pytest.mark.parametrize("kind", list(USED), ids=lambda kind: kind.__name__)
@@ -271,7 +271,7 @@ def test_unknown_index_inserts_nodes_by_its_own_code(stock: Library, monkeypatch
 
 @pytest.mark.parametrize("kind", [workflows.QueryEngineToolParts, workflows.RetrieverToolParts])
 def test_unknown_tool_is_left_unchanged(stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool, _ = MADE[kind](stock)
+    tool, _ = OBJECTS[kind](stock)
     [fast] = ToolAccelerator(accelerate)([tool])
     assert type(fast) is type(tool) and fast is not tool and fast.metadata is tool.metadata
     reads(monkeypatch, kind, "part", replace(sources(kind)["part"], name="renamed"))

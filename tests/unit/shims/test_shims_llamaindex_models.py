@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from support.openai_stub import MODEL, Stub, openai_stub
+from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.engines.bundled.files import reranker_folder
@@ -30,20 +30,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[Stub]:
+def stub() -> Iterator[OpenAIStub]:
     with openai_stub() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def pool(stub: Stub) -> Iterator[EnginePool]:
+def pool(stub: OpenAIStub) -> Iterator[EnginePool]:
     engines = {"llm": OpenAIServer(base_url=stub.base_url), "embedder": FakeEmbedder(), "reranker": FakeReranker()}
     with EnginePool.local(engines) as made:
         yield made
 
 
 @pytest.fixture
-def llm(stub: Stub) -> OpenAILike:
+def llm(stub: OpenAIStub) -> OpenAILike:
     return OpenAILike(model=MODEL, api_base=stub.base_url, api_key="mine", is_chat_model=True, max_retries=0)
 
 

@@ -30,7 +30,7 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from pool_leaves import PoolChat, PoolEmbedder, PoolIndexer, PoolReranker, PoolRetriever
-from support.own_code import own
+from support.own_code import with_side_effect
 
 from teola_plugin.errors import TraceError
 from teola_plugin.graph import Ref, Role, build_pgraph
@@ -52,12 +52,12 @@ ANSWER = ChatPromptTemplate.from_messages(
 ).partial(style="one line")
 
 
-@own
+@with_side_effect
 def flatten(values: dict[str, Any]) -> list[Document]:
     return [document for found in values["found"] for document in found]
 
 
-@own
+@with_side_effect
 def joined(documents: list[Document]) -> str:
     return "\n".join(d.page_content for d in documents)
 
@@ -115,7 +115,11 @@ CHAINS: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "lines_by_lambda": (
         lambda: (
-            ask("list {q}") | MODEL | StrOutputParser() | own(lambda text: text.split("\n")) | PoolRetriever().map()
+            ask("list {q}")
+            | MODEL
+            | StrOutputParser()
+            | with_side_effect(lambda text: text.split("\n"))
+            | PoolRetriever().map()
         ),
         Q,
     ),
@@ -381,7 +385,7 @@ def test_tracing_twice_gives_equal_templates() -> None:
 
 def test_chain_of_500_steps_is_traced() -> None:
     steps = [RunnablePassthrough.assign(**{f"k{i}": itemgetter("q") | PoolRetriever()}) for i in range(250)]
-    steps += [RunnableLambda(own(lambda x: x)) for _ in range(250)]
+    steps += [RunnableLambda(with_side_effect(lambda x: x)) for _ in range(250)]
     traced = trace(RunnableSequence(*steps))
     assert len(traced.template.components) == 750
     assert len(build_pgraph(traced.template)) == 1000

@@ -26,7 +26,7 @@ from langchain_core.runnables import (
 )
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.tools import tool
-from support.own_code import own
+from support.own_code import with_side_effect
 
 from teola_plugin.adapters.langchain.started_calls import PathTracker
 from teola_plugin.graph import Role
@@ -95,7 +95,7 @@ def note(value: Any) -> None:
     RunnableLambda(len).invoke("a nested run")
 
 
-@own
+@with_side_effect
 def count(values: dict[str, Any]) -> int:
     return len(values)
 
@@ -103,7 +103,11 @@ def count(values: dict[str, Any]) -> int:
 MODEL = FakeListChatModel(responses=["one two"])
 CHAINS: dict[str, tuple[RunnableLike[Any, Any], Any, dict[str, Any]]] = {
     "root": (RunnableLambda(count), {"q": 1}, {"count": 1}),
-    "sequence": (RunnableLambda(own(lambda x: x + 1)) | own(lambda x: x * 2), 1, {"lambda": 2, "lambda2": 4}),
+    "sequence": (
+        RunnableLambda(with_side_effect(lambda x: x + 1)) | with_side_effect(lambda x: x * 2),
+        1,
+        {"lambda": 2, "lambda2": 4},
+    ),
     "assign": (
         RunnablePassthrough.assign(a=itemgetter("q") | RunnableLambda(str.upper), n=count) | itemgetter("a"),
         {"q": "hi"},
@@ -115,14 +119,17 @@ CHAINS: dict[str, tuple[RunnableLike[Any, Any], Any, dict[str, Any]]] = {
         {"x.y": 1, "t": 1},
     ),
     "bindings": (
-        RunnableLambda(own(lambda x: x + 1)).with_config(tags=["mine"], run_name="plus")
-        | (RunnableLambda(own(lambda x: x * 2)) | own(lambda x: x - 1)).with_config(tags=["inner"])
+        RunnableLambda(with_side_effect(lambda x: x + 1)).with_config(tags=["mine"], run_name="plus")
+        | (RunnableLambda(with_side_effect(lambda x: x * 2)) | with_side_effect(lambda x: x - 1)).with_config(
+            tags=["inner"]
+        )
         | RunnableLambda(str).with_listeners(on_end=lambda run: None),
         3,
         {"lambda": 4, "lambda2": 8, "lambda3": 7, "str": "7"},
     ),
     "returned runnable": (
-        RunnableLambda(lambda x: RunnableLambda(lambda y: y + 1) | (lambda y: y * 3)) | {"n": own(lambda x: x + 1)},
+        RunnableLambda(lambda x: RunnableLambda(lambda y: y + 1) | (lambda y: y * 3))
+        | {"n": with_side_effect(lambda x: x + 1)},
         1,
         {"lambda": 6, "n": 7},
     ),
@@ -134,8 +141,11 @@ CHAINS: dict[str, tuple[RunnableLike[Any, Any], Any, dict[str, Any]]] = {
     "model": (ChatPromptTemplate.from_template("{q}") | MODEL | StrOutputParser(), "hi", {"model": "one two"}),
     "choices": (
         {
-            "b": RunnableBranch((own(lambda q: q == "hi"), own(lambda q: "yes")), own(lambda q: "no")),
-            "f": RunnableLambda(own(lambda q: q + 1)).with_fallbacks([RunnableLambda(len)]),
+            "b": RunnableBranch(
+                (with_side_effect(lambda q: q == "hi"), with_side_effect(lambda q: "yes")),
+                with_side_effect(lambda q: "no"),
+            ),
+            "f": RunnableLambda(with_side_effect(lambda q: q + 1)).with_fallbacks([RunnableLambda(len)]),
             "r": RunnableLambda(len).with_retry(),
             "t": shout,
             "m": RunnableLambda(list) | RunnableLambda(str.upper).map(),
