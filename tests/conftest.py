@@ -1,5 +1,7 @@
-"""Fixtures that several parts share. One vLLM engine serves the whole session: starting it takes about 15 s; so do
-vLLM's API server and one Ray node, on which every test has a pool of a name of its own, and one embedded PostgreSQL.
+"""Fixtures for the whole suite.
+
+Some start once for the session: a vLLM engine (about 15 s), vLLM's API server, one Ray node and one embedded
+PostgreSQL. Each test has a pool of its own on that node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong at a server reaches the caller of a bound object as from the object itself."""
+"""Tests that errors of a server reach the caller of a bound object as they come from the object itself."""
 
 from __future__ import annotations
 

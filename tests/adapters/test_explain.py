@@ -1,4 +1,4 @@
-"""`explain()`: three lines for every object, no figure that a measurement contradicts, everything else on request."""
+"""Tests of `explain()`: three lines for every object, figures that match measurements, more details on request."""
 
 from __future__ import annotations
 

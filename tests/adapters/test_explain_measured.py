@@ -1,4 +1,4 @@
-"""The gain that `fast.report()` expects is the gain that is measured, for each app after public tutorials."""
+"""Tests that the gain which `fast.report()` expects is the measured one, for each app from public tutorials."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Rows of `fast.report()` that name an engine which is not dedicated, or a model that a function creates: the line that
-a row says to write changes the row."""
+"""Tests of report rows with a remedy: for an engine that is not dedicated, or a model that a function creates.
+
+The line of code that a row suggests changes the row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of the objects of a pool take whatever the frameworks' base classes take, by the same names and positions."""
+"""Tests that methods of pool-backed objects have the parameters of the frameworks' base classes, in the same order."""
 
 from __future__ import annotations
 

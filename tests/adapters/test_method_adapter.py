@@ -1,4 +1,4 @@
-"""A third framework, of one page, is accelerated by an adapter that only says what is the framework's own."""
+"""Tests of an adapter for a third framework of one page. It contains only what is specific to that framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fast.report()`: a row for each place that makes calls, which says what a query then does, and what to write."""
+"""Tests of `fast.report()`: one row for each place with calls, with what happens there and how to improve it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prices=`: what `fast.report()` and traces say of tokens and dollars is what the provider was asked for."""
+"""Tests of `prices=`: tokens and dollars in reports and traces are those that the provider was asked for."""
 
 from __future__ import annotations
 

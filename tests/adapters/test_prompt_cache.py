@@ -1,4 +1,4 @@
-"""`prompt_cache=True`: the bodies that providers get, and that nothing else changes. The server writes down bodies."""
+"""Tests of `prompt_cache=True`: the bodies that providers get, and that nothing else changes."""
 
 from __future__ import annotations
 

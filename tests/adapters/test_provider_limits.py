@@ -1,4 +1,4 @@
-"""Prefetched calls keep to what a provider takes: they are fewer once it refuses some, and the app sees no refusal."""
+"""Tests of limits on prefetched calls: after refusals of the provider there are fewer, and the app sees no refusal."""
 
 from __future__ import annotations
 

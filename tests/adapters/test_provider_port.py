@@ -1,4 +1,4 @@
-"""The port by which provider calls are made: requests are handed to their query, and outcomes come from any thread."""
+"""Tests of the port that makes provider calls: requests go to their query, and outcomes come from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine cannot do is refused by name, before anything is asked; also what vLLM refuses beside drafts."""
+"""Tests that unsupported sampling options are refused by name before a request, also those that exclude drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing rules: which engine does the work of an object."""
+"""Tests of routing rules, which decide the engine that does the work of an object."""
 
 from __future__ import annotations
 

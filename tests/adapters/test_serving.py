@@ -1,4 +1,4 @@
-"""What `engines=` takes to be nobody else's server, and the pool that it makes."""
+"""Tests of the servers that `engines=` treats as dedicated, and of the pool that it creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of values: what is copied, what is refused, and that user code never runs for it."""
+"""Tests of snapshots of values: which are copied, which are refused, and that no user code runs."""
 
 from __future__ import annotations
 

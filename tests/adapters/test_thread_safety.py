@@ -1,4 +1,4 @@
-"""What is known to take several sync calls at once."""
+"""Tests of the list of classes that take several sync calls at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls read from a model's text: the whole of it, and told one by one while it is written."""
+"""Tests of tool calls parsed from a model's text, from the whole text and while it is being written."""
 
 from __future__ import annotations
 

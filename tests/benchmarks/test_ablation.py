@@ -1,4 +1,4 @@
-"""The ablations: runs repeat exactly, are resumed, change one thing at a time, and shares add up."""
+"""Tests of the ablations: runs are repeatable, can be resumed, change one thing at a time, and their shares add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baselines of the five applications answer as the applications do."""
+"""Tests that the baselines of the five applications answer as the applications do."""
 
 from __future__ import annotations
 

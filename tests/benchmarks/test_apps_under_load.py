@@ -1,4 +1,4 @@
-"""Runs of the five applications under load: common arrivals, files that are not made twice, what is summed up."""
+"""Tests of the five applications under load: equal arrivals, files that are not made twice, and summaries."""
 
 from __future__ import annotations
 

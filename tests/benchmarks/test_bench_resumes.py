@@ -1,4 +1,4 @@
-"""`make bench` goes on where it was broken off, keeps nothing that is not whole, and knows the documented arguments."""
+"""Tests that `make bench` resumes after an interruption, keeps only whole files, and takes documented arguments."""
 
 from __future__ import annotations
 

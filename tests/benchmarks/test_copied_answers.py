@@ -1,5 +1,4 @@
-"""Answers that copy, on engines that verify drafts: their texts, the bound by hand, and the benchmark's apps in virtual
-time."""
+"""Tests of answers that copy the prompt, on engines that verify drafts: texts, a bound, and apps in virtual time."""
 
 from __future__ import annotations
 

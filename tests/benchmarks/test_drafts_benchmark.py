@@ -1,4 +1,4 @@
-"""The benchmark of drafts: its prompts are there, its ratios are those of what was timed, and proposing is quick."""
+"""Tests of the benchmark of drafts: its prompts exist, its ratios match its timings, and proposing is quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of `benchmarks.gpu_check` on the session's engine: what they report is what happened."""
+"""Tests that the checks of `benchmarks.gpu_check` report what happens on the session's engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of graphs, on engines that take no time: every graph runs, and all ways answer alike."""
+"""Tests of the benchmark of graphs on engines without latency: every graph runs, and all ways give the same answer."""
 
 from __future__ import annotations
 

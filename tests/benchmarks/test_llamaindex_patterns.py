@@ -1,4 +1,4 @@
-"""The LlamaIndex benchmark, on engines that take no time: every pattern runs, and all ways answer alike."""
+"""Tests of the LlamaIndex benchmark without latency: every pattern runs, and all ways give the same answer."""
 
 from __future__ import annotations
 

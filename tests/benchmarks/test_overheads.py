@@ -1,4 +1,4 @@
-"""What orchestration costs: every figure is of what its name says."""
+"""Tests that each figure about the cost of orchestration measures what its name says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of the results: those that lie in docs/images are of the committed runs, and draw what these say."""
+"""Tests that the charts in docs/images show the committed results."""
 
 from __future__ import annotations
 

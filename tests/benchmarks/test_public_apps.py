@@ -1,4 +1,4 @@
-"""The apps after public tutorials run, answer as their originals do, and send what those send."""
+"""Tests that the apps from public tutorials run, and that accelerated ones give the same answers and requests."""
 
 from __future__ import annotations
 

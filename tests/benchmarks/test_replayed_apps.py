@@ -1,4 +1,4 @@
-"""Replays of the five applications' flows take as long as the applications themselves, under every scheme."""
+"""Tests that replays of the five applications take as long as the applications, under every scheme."""
 
 from __future__ import annotations
 

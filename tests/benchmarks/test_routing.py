@@ -1,4 +1,4 @@
-"""The machine is the one that is said, and E2 gains what the documents say, exactly, in virtual time."""
+"""Tests of the benchmark of routing: its machine is the stated one, and E2 gains what the documents say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of the simulated applications' fake LLM: questions in words of the question, answers in words of its own."""
+"""Tests of the fake LLM of the simulated applications: its texts have the stated words."""
 
 from __future__ import annotations
 

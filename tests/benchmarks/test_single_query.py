@@ -1,6 +1,6 @@
-"""The benchmark's own apps in virtual time: exact, so the promises about latency are tested and not timed.
+"""Tests of the benchmark's apps in virtual time, where promises about latency can be tested exactly.
 
-What the processor does costs nothing here; `benchmarks.single_query` measures that too, in wall-clock time.
+CPU time costs nothing here. `benchmarks.single_query` measures it in wall-clock time.
 """
 
 from __future__ import annotations

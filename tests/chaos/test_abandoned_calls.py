@@ -1,6 +1,6 @@
-"""Callers that go away in the middle: Ctrl-C, streams left early, generators that nobody closes, loops that end.
+"""Tests of callers that leave early: Ctrl-C, streams, generators that nobody closes, loops that end.
 
-Nothing hangs, nothing is left at work, one clear error, and the next call is answered.
+Nothing hangs, no work goes on, there is one clear error, and the next call is answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LlamaIndex: callers that go away in the middle (see test_abandoned_calls.py)."""
+"""Tests of callers of LlamaIndex objects that leave early (see test_abandoned_calls.py)."""
 
 from __future__ import annotations
 

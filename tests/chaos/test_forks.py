@@ -1,4 +1,4 @@
-"""A process that is forked after a pool was started: it is told so at once, and the parent's engines go on."""
+"""Tests of processes that are forked after a pool was started: they fail at once, and the parent's engines go on."""
 
 from __future__ import annotations
 

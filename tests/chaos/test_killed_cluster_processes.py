@@ -1,4 +1,4 @@
-"""Processes of the shared pool are killed while queries run: every query ends right, and none twice."""
+"""Tests that kill processes of the shared pool while queries run: every query ends right, and none runs twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a local pool's engines are killed while queries run: each call has its answer or one clear error."""
+"""Tests that kill processes of local engines while queries run: each call has its answer or one clear error."""
 
 from __future__ import annotations
 

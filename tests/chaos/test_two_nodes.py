@@ -1,4 +1,4 @@
-"""Two nodes on one machine: placement uses both, and losing one loses no query."""
+"""Tests of two nodes on one machine: placement uses both, and no query is lost with a node."""
 
 from __future__ import annotations
 

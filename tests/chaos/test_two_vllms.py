@@ -1,4 +1,4 @@
-"""Two client processes and two apps on one pool of two vLLM replicas: answers as of one process."""
+"""Tests of two client processes and two apps on two vLLM replicas: the answers are those of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""News of a replica's cache go along with its results."""
+"""Tests that changes of a replica's cache are reported together with its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains over the cluster, accelerated, and plain in one process: results, events, prompts, errors."""
+"""Tests of accelerated chains on the cluster, compared with the original in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that need more than their cluster has are refused at once, with the figures."""
+"""Tests that pools which need more than their cluster has are refused at once, with the numbers."""
 
 from __future__ import annotations
 

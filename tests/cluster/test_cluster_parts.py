@@ -1,4 +1,4 @@
-"""The parts of the shared pool that need no Ray: scaling, streams by time, clients, followers."""
+"""Tests of the parts of the shared pool that need no Ray: scaling, streams by time, clients, followers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`teola up`, `status`, `scale`, `down`, `calibrate`: as a person uses them, with a Ray cluster of the pool's own."""
+"""Tests of `teola up`, `status`, `scale`, `down` and `calibrate` on a Ray cluster of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool's YAML: every fault is named with its line and the remedy."""
+"""Tests of a pool's YAML: every error names its line and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool has learned, in one process and shared: `reset` and `forget` reach every engine that drafts."""
+"""Tests that `reset` and `forget` reach every engine that drafts, in one process and in a shared pool."""
 
 from __future__ import annotations
 

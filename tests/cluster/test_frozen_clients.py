@@ -1,4 +1,4 @@
-"""A client that stands still, or says what cannot be understood, is nobody's trouble but its own."""
+"""Tests that a client which hangs or sends invalid messages harms no other client."""
 
 from __future__ import annotations
 

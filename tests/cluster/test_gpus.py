@@ -1,5 +1,7 @@
-"""`gpus:` of a pool's YAML: what Ray reserves is what the engine computes on. Ray counts two GPUs here; torch is asked
-through a stand-in where it is to see them."""
+"""Tests of `gpus:` in a pool's YAML: an engine computes on the GPUs that Ray reserves for it. Ray is told of two GPUs.
+
+Where torch has to see them, a stand-in takes its place.
+"""
 
 from __future__ import annotations
 

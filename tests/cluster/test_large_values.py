@@ -1,4 +1,4 @@
-"""Large values go from replica to replica: they pass no client, they are freed, and they may be lost."""
+"""Tests of large values: they go from replica to replica and not through clients, they are freed, and can get lost."""
 
 from __future__ import annotations
 

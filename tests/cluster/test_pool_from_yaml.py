@@ -1,4 +1,4 @@
-"""A pool's file without a cluster: the same engines, policies and limits, in this process."""
+"""Tests of a pool's YAML without a cluster: the same engines, policies and limits in this process."""
 
 from __future__ import annotations
 

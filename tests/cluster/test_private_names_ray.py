@@ -1,4 +1,4 @@
-"""Every touch of Ray's private names: as the installed Ray has it, and what happens where it has not."""
+"""Tests of every use of Ray's private names, with the installed Ray and with the name missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On whose behalf, how urgent, true for which version: what goes with requests to their host and comes back."""
+"""Tests that tenant, urgency and collection versions travel with requests to their host and back."""
 
 from __future__ import annotations
 

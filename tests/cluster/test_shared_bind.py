@@ -1,4 +1,4 @@
-"""`bind=` on a shared pool: the user's own objects, served by engines of the cluster, as by those of one process."""
+"""Tests of `bind=` on a shared pool: engines of the cluster do the work of the user's own objects."""
 
 from __future__ import annotations
 

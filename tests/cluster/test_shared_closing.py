@@ -1,4 +1,4 @@
-"""Connected pools that are closed, started again, or forked."""
+"""Tests of connected pools that are closed, started again, or forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared pool keeps the contract of runtimes."""
+"""Tests that the shared pool keeps the contract of runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps on the shared pool: answers as in one process, batches of several apps, engines that come and go."""
+"""Tests of apps on the shared pool: the answers of one process, batches of several apps, engines that come and go."""
 
 from __future__ import annotations
 

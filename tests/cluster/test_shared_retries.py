@@ -1,4 +1,7 @@
-"""A client whose host was lost and came back: what is said again must be what was said before. Without Ray."""
+"""Tests of a client whose host was lost and came back: a repeated piece must be equal to the first.
+
+They need no Ray.
+"""
 
 from __future__ import annotations
 

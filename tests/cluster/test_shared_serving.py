@@ -1,4 +1,4 @@
-"""`teola serve --connect`: a shared pool behind one address, by a process of its own."""
+"""Tests of `teola serve --connect`, a process that puts a shared pool behind one address."""
 
 from __future__ import annotations
 

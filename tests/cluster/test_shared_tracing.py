@@ -1,4 +1,4 @@
-"""`tracing=` of a shared pool: spans are made in the app's process, and name what ran in the cluster."""
+"""Tests of `tracing=` of a shared pool: the app's process makes the spans, which name what ran in the cluster."""
 
 from __future__ import annotations
 

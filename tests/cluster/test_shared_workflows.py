@@ -1,4 +1,4 @@
-"""Workflows on a shared pool: the same as in this process, many at once, streamed, and nothing left behind."""
+"""Tests of workflows on a shared pool: the results of one process, many at once, streamed, nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How replicas come up: all of them at first; after a loss whichever can, the others when they can."""
+"""Tests of how replicas start: all of them at first, and after a loss each as soon as it can."""
 
 from __future__ import annotations
 

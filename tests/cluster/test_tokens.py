@@ -1,4 +1,4 @@
-"""Which token a process shows, and to which cluster."""
+"""Tests of the tokens that processes present to a cluster."""
 
 from __future__ import annotations
 

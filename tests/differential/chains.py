@@ -1,4 +1,4 @@
-"""Chains as people write them, on pool-backed objects, with the inputs to call them with."""
+"""Chains as people write them, on pool-backed objects, and their inputs."""
 
 from __future__ import annotations
 

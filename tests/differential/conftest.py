@@ -1,4 +1,4 @@
-"""Of all comparisons: no part of a plan may die unseen, which costs no answer but all that was to be gained."""
+"""A fixture for all comparisons: a plan that fails must be reported, although the answer is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything observable about one call of a Runnable: result, types, events, prompts, errors."""
+"""Records everything observable about one call of a Runnable: result, types, events, prompts, errors."""
 
 from __future__ import annotations
 

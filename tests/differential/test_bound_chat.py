@@ -1,4 +1,4 @@
-"""Chains whose `ChatOpenAI` is bound to a server: the same answers, and every call of the model comes from the plan."""
+"""Tests of chains whose `ChatOpenAI` is bound to a server: equal answers, and the plan makes every call of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong: a clear error or the plain object's own, and a pool that serves the next query."""
+"""Tests of failures: a clear error or the original's own, and a pool that serves the next query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain object and the accelerated one on the same input: results, types, events, prompts and errors."""
+"""Tests that accelerated chains behave like the original: results, types, events, prompts and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores on the session's embedded PostgreSQL, each test with collections of its own."""
+"""Vector stores on the session's embedded PostgreSQL. Each test has collections of its own."""
 
 from __future__ import annotations
 

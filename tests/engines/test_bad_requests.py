@@ -1,4 +1,4 @@
-"""A request that cannot be served fails alone, at once, by its name: eight in a row, then a good one is served."""
+"""Tests that a bad request fails alone and at once: eight in a row, and then a good one is served."""
 
 from __future__ import annotations
 

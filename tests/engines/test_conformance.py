@@ -1,4 +1,4 @@
-"""Every engine keeps the contract of `engines.base.Engine`."""
+"""Tests that every engine keeps the contract of `engines.base.Engine`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines on cards: a stand-in for `torch.cuda` says which there are."""
+"""Tests of engines on GPUs, with a stand-in for `torch.cuda`."""
 
 from __future__ import annotations
 

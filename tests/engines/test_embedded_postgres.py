@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: its data survive what they should, and no process survives its parent."""
+"""Tests of the embedded PostgreSQL: its data are kept as they should, and no process outlives its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines of servers that embed and rerank, on a fake of each form."""
+"""Tests of the engines for servers that embed and rerank, with a fake server for each protocol."""
 
 from __future__ import annotations
 

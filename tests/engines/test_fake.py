@@ -1,4 +1,4 @@
-"""Fake engines: latencies by the profile, values by their payloads, caches, faults. In virtual time, so exact."""
+"""Tests of fake engines in virtual time: exact latencies from the profile, values from payloads, caches and faults."""
 
 from __future__ import annotations
 

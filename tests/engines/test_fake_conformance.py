@@ -1,4 +1,4 @@
-"""The fake engines keep the engine contract with the latencies of real ones too (test_conformance.py: without)."""
+"""Tests that fake engines keep the engine contract with realistic latencies (test_conformance.py: without)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake store's versions, in virtual time: of the moment that the hits are of."""
+"""Tests of the fake store's versions in virtual time: a version belongs to the moment of its hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM says of its cache, by tokens, becomes what placement knows, by text."""
+"""Tests of vLLM's cache events, which are about tokens, and of the prefixes that placement derives from them."""
 
 from __future__ import annotations
 

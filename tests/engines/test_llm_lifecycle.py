@@ -1,4 +1,4 @@
-"""Starting and ending the LLM engine: clear errors before, nothing left behind after."""
+"""Tests of starting and stopping the LLM engine: clear errors before, nothing left behind after."""
 
 from __future__ import annotations
 

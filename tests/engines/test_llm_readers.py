@@ -1,6 +1,6 @@
-"""Requests that nobody reads, on real vLLM: two outputs each; who comes late reads all of it, in pieces.
+"""Tests of requests without a reader on real vLLM: two outputs each, and a late reader gets all of the text.
 
-Not the very same ones: vLLM puts tokens together where its front end is behind.
+The pieces may differ, because vLLM joins tokens when its front end is busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The opt-in scheduler class of vLLM: its order, its guard, and vLLM with it."""
+"""Tests of the opt-in scheduler class for vLLM: its order, its guard, and vLLM with it."""
 
 from __future__ import annotations
 

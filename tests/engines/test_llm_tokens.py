@@ -1,4 +1,4 @@
-"""Prompts to token ids, with the tokenizer of the tiny model and without vLLM."""
+"""Tests of prompts as token ids, with the tokenizer of the tiny model and without vLLM."""
 
 from __future__ import annotations
 

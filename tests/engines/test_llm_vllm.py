@@ -1,4 +1,4 @@
-"""The LLM engine on real vLLM: splitting changes no answer, failures are named, nothing is left behind."""
+"""Tests of the LLM engine on real vLLM: splitting changes no answer, errors have names, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that compute with a model which somebody else has loaded."""
+"""Tests of engines that use a model which the user has loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of an engine that is started on one loop and again on another."""
+"""Tests of the lock of an engine that is started on one loop and later on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of an engine's times, in virtual time, and of times that were measured beside other work."""
+"""Tests of latency curves made from an engine's times, in virtual time, also of times measured under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of an OpenAI-compatible server, on vLLM's own API server and on one that misbehaves."""
+"""Tests of the engine for OpenAI-compatible servers, on vLLM's own API server and on one that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes along to a server that was declared to draft, and to no other."""
+"""Tests of the draft texts that go to servers which are declared to draft, and to no others."""
 
 from __future__ import annotations
 

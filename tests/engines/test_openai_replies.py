@@ -1,4 +1,4 @@
-"""Replies of OpenAI-compatible servers: forms of event streams that are allowed, and replies that are malformed."""
+"""Tests of replies of OpenAI-compatible servers: allowed forms of event streams, and malformed replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every touch of vLLM's private names: as the installed vLLM has it, and what happens where it has not."""
+"""Tests of every use of vLLM's private names, with the installed vLLM and with the name missing."""
 
 from __future__ import annotations
 

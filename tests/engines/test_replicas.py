@@ -1,4 +1,4 @@
-"""Replicas: parts of one batch side by side, values in order, weights shared."""
+"""Tests of replicas: parts of one batch in parallel, values in order, shared weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reranking engine on the tiny random cross encoder."""
+"""Tests of the reranking engine on the tiny random cross encoder."""
 
 from __future__ import annotations
 

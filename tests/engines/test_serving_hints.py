@@ -1,4 +1,4 @@
-"""Hints that an `OpenAIServer` sends where the user declares a server that understands them, and nowhere else."""
+"""Tests of the hints of an `OpenAIServer`, which go only to servers that are declared to understand them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that compute in a thread, with a model that hangs, ends its process, or cannot take one of many."""
+"""Tests of engines that compute in a thread: a model that hangs, that ends its process, or that refuses one item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of collections on PostgreSQL: whoever writes, equal versions are of equal rows."""
+"""Tests of versions of collections on PostgreSQL: equal versions have equal rows, whoever writes."""
 
 from __future__ import annotations
 

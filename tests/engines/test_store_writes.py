@@ -1,4 +1,4 @@
-"""What stores write: the rows that they were given, in the order in which they were given them. On both stores."""
+"""Tests of writes to both stores: all rows, in the order in which they were given."""
 
 from __future__ import annotations
 

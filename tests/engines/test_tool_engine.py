@@ -1,4 +1,4 @@
-"""Tools as an engine: so many at a time, in threads; each once, unless declared read-only; their errors are theirs."""
+"""Tests of the engine for tools: a limit on parallel calls, threads, single execution unless read-only, and errors."""
 
 from __future__ import annotations
 

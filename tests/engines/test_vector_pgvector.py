@@ -1,4 +1,4 @@
-"""The vector store engine against exact searches by numpy, bad rows, concurrent writers and a server that dies."""
+"""Tests of the vector store engine: exact searches, bad rows, concurrent writers, and a server that dies."""
 
 from __future__ import annotations
 

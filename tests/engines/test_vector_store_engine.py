@@ -1,4 +1,4 @@
-"""The engine of a store of the user's: shared calls, errors, cancellation, equal searches, refused arguments."""
+"""Tests of the engine for a store of the user's: shared calls, errors, cancellation, equal searches, bad arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web search: each service's own form, retries as it asks, its key nowhere to be seen; full text in PostgreSQL."""
+"""Tests of web search: the protocol of each service, retries, hidden keys, and full text in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from generated.own_objects import Hosted, Local, Notes
-from generated.worlds import Books, World
+from generated.worlds import RequestCounts, World
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
@@ -103,7 +103,7 @@ Steps = Generator[Op, Any, Given | None]
 """User code: yields its operations, gets their values, and returns what it adds to the state."""
 
 
-def opaque(counts: Books, gives_on: bool, work: Callable[..., Steps], *args: Any) -> RunnableLambda[Given, Any]:
+def opaque(counts: RequestCounts, gives_on: bool, work: Callable[..., Steps], *args: Any) -> RunnableLambda[Given, Any]:
     """User code as a step of a chain; whoever looks at it sees nothing but a function.
 
     `gives_on`: its value is the state with what the work adds; otherwise what the work adds alone.

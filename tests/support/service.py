@@ -53,7 +53,7 @@ class RunningServer:
 
 
 @contextmanager
-def handle(
+def running_server(
     pool: EnginePool | None = None,
     *,
     apps: Mapping[str, Mapping[str, Any]] | None = None,

@@ -1,4 +1,4 @@
-"""A pool of small engines for the pool-backed LangChain objects."""
+"""A pool of small fake engines, and the fixtures that create pool-backed LangChain objects on it."""
 
 from __future__ import annotations
 

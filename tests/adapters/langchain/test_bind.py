@@ -1,4 +1,4 @@
-"""`bind={object: engine}`: the user's own objects, served by engines of the pool."""
+"""Tests of `bind={object: engine}`: engines of the pool do the work of the user's own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pool.bound(model, engine)`: an object of the user's own class on an engine, for code that `bind=` cannot reach."""
+"""Tests of `pool.bound(model, engine)`, for code that `bind=` cannot reach."""
 
 from __future__ import annotations
 

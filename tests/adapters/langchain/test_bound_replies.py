@@ -1,4 +1,4 @@
-"""Replies that a bound ChatOpenAI reads: headers as the original has them, and whatever the original accepts."""
+"""Tests of replies that a bound ChatOpenAI reads: same headers as the original, and the same replies accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bind=`: an object is routed wherever a chain or a graph holds it; and one list may serve several chains."""
+"""Tests that `bind=` routes an object wherever a chain or a graph holds it, and that chains can share one list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that belong to the caller: any text is accepted, and results are shared with nobody."""
+"""Tests that any text is accepted, and that results belong to the caller alone."""
 
 from __future__ import annotations
 

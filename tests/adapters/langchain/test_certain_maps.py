@@ -1,4 +1,4 @@
-"""`.map()` in chains on models of the user's own: calls for each item that are certain are prefetched."""
+"""Tests of `.map()` in chains with the user's own models: certain calls for each item are prefetched."""
 
 from __future__ import annotations
 

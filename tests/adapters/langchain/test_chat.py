@@ -1,4 +1,4 @@
-"""`ChatTeola` and `TeolaLLM`: payloads, messages, streams, leaves; and LangChain's own suites on them."""
+"""Tests of `ChatTeola` and `TeolaLLM`: payloads, messages, streams, and LangChain's own test suites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An accelerated object keeps the class, the members and the state of the original, whatever its class."""
+"""Tests that an accelerated object has the class, the members and the state of the original."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Retrievers, compressors and chains of langchain_classic beside graphs of what they ask for.
+"""Tests of retrievers, compressors and chains of langchain_classic with plans.
 
-The plain object runs. So what counts: the same result, its requests found in the graph, and none made twice.
+The original runs beside the plan, so the result is the same, its requests are in the plan, and none is made twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers that collect arguments, and decorated ones: the calls in them are certain as in any other helper."""
+"""Tests of helpers with `*args` and `**kwargs`, and of decorated helpers: their certain calls are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain()` names what `concurrent=` would make faster, and nothing else."""
+"""Tests that `explain()` names the objects that `concurrent=` would make faster, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerated objects are copied and pickled where the original can be."""
+"""Tests that accelerated objects can be copied and pickled if the original can."""
 
 from __future__ import annotations
 

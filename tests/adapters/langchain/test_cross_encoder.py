@@ -1,4 +1,4 @@
-"""`TeolaCrossEncoder`: a pool-backed cross encoder wherever LangChain takes one."""
+"""Tests of `TeolaCrossEncoder` in the places where LangChain takes a cross encoder."""
 
 from __future__ import annotations
 

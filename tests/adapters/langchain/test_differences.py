@@ -1,4 +1,4 @@
-"""What docs/compatibility-langchain.md says of the differences, where no other test does."""
+"""Tests of the differences that docs/compatibility-langchain.md lists, as far as no other test covers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer may repeat reaches the engine beside the request, and never decides which request it is."""
+"""Tests of draft texts of chains: they reach the engine with the request, and do not change its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of one `embed_documents` call go side by side: the same requests, vectors, order and errors."""
+"""Tests of `embed_documents` with several requests in parallel: the same requests, vectors, order and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaEmbeddings` on a fake embedder, in LangChain's own suites too."""
+"""Tests of `TeolaEmbeddings` on a fake embedder, with LangChain's own test suites."""
 
 from __future__ import annotations
 

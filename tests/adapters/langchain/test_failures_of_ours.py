@@ -1,4 +1,4 @@
-"""A failure of ours runs the original: passes, tracers, schedulers and adapters that break."""
+"""Tests that the original runs when this package fails: in passes, tracers, schedulers or adapters."""
 
 from __future__ import annotations
 

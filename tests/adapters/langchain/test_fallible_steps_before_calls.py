@@ -1,4 +1,4 @@
-"""Steps before a call of the user's own model that may end the run: then the call is not made."""
+"""Tests of steps that may fail before a call of the user's own model: the call is not prefetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries and fallbacks of the user's own models: the first try is prefetched, the others are made by the app."""
+"""Tests of retries and fallbacks with the user's own models: only the first try is prefetched."""
 
 from __future__ import annotations
 

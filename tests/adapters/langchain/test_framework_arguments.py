@@ -1,4 +1,4 @@
-"""Arguments that LangChain's base classes document, and that its own code passes, on the objects of the pool."""
+"""Tests that pool-backed objects take all arguments that LangChain's base classes document or its code passes."""
 
 from __future__ import annotations
 

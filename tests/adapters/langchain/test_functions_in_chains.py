@@ -1,4 +1,4 @@
-"""Functions in chains that call models of the user's own: certain calls are prefetched, and nothing else changes."""
+"""Tests of functions in chains that call own models: certain calls are prefetched, and nothing else changes."""
 
 from __future__ import annotations
 

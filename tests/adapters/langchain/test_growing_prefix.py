@@ -1,4 +1,4 @@
-"""A context that is joined in order is prefilled while the list that it is made of is still being written."""
+"""Tests of a prompt whose context is a list: it is prefilled item by item while the list is still being written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaIndexer` on fakes: documents are chunked, embedded, ingested and found."""
+"""Tests of `TeolaIndexer` on fake engines: documents are chunked, embedded, ingested and found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of classes of the user's own: their methods run as often as in the plain chain."""
+"""Tests of values whose classes the user defined: their methods run as often as in the original chain."""
 
 from __future__ import annotations
 

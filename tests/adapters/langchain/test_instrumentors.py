@@ -1,6 +1,6 @@
-"""Instrumentation that adds its tracer to every callback manager, as OpenInference's and OpenLLMetry's packages do.
+"""Tests of instrumentation that adds its tracer to every callback manager, as OpenInference and OpenLLMetry do.
 
-Such a tracer hears of the original's calls, each once, and of no prefetch.
+Such a tracer sees each call of the original once, and no prefetch.
 """
 
 from __future__ import annotations

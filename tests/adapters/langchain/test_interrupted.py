@@ -1,4 +1,4 @@
-"""Ctrl-C while the plain code waits for a call that has begun early: handlers hear of it as of the plain call's."""
+"""Tests of Ctrl-C while the original waits for a prefetched call: handlers see the usual events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on the list of classes that take several sync calls at once does: equal answers, from eight threads."""
+"""Tests of the classes that are listed as thread-safe: equal answers from eight threads."""
 
 from __future__ import annotations
 

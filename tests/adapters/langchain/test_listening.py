@@ -1,4 +1,4 @@
-"""Who listens to a model while it writes: what is heard, and that the answer is the same whoever listens."""
+"""Tests of callback handlers of a model that streams: the same events, and the same answer with any handler."""
 
 from __future__ import annotations
 

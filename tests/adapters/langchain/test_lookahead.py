@@ -1,4 +1,4 @@
-"""What a branch, a router, a fallback or a retry may call is begun before it is called."""
+"""Tests of speculative calls for the possible choices of a branch, a router, a fallback or a retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`accelerate(model)`: an object of the model's own class, with all of its methods."""
+"""Tests of `accelerate(model)`: the result has the model's class and all of its methods."""
 
 from __future__ import annotations
 

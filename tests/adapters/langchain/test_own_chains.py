@@ -1,4 +1,4 @@
-"""Chains of the user's own models and retrievers, without any pool: plain and accelerated must be the same."""
+"""Tests of chains of the user's own models and retrievers without a pool, compared with the original."""
 
 from __future__ import annotations
 

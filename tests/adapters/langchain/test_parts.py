@@ -1,4 +1,4 @@
-"""What a branch, a router, a fallback or the user's function chooses is planned when it begins."""
+"""Tests of parts that a branch, a router, a fallback or a function chooses: each is planned when it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync composites whose parts ask engines of a pool: their calls begin together where no graph makes them ahead."""
+"""Tests of sync composites with pool-backed parts: their calls start together if no plan prefetches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the user's own models, prefetched in the form in which the original makes them and claimed at the seam."""
+"""Tests of prefetched calls of the user's own models: in the form that the original uses, and claimed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same objects on real engines: MiniLM by sentence-transformers, and PostgreSQL with pgvector."""
+"""Tests of pool-backed objects on real engines: MiniLM by sentence-transformers, and PostgreSQL with pgvector."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`OpenAIEmbeddings` and `HuggingFaceEndpointEmbeddings` on an `EmbeddingServer`, by `bind=` and `engines="auto"`.
+"""Tests of `OpenAIEmbeddings` and `HuggingFaceEndpointEmbeddings` on an `EmbeddingServer`.
 
-The vectors, requests and errors are those of the object itself.
+They are bound by `bind=` and by `engines="auto"`. The vectors, requests and errors are those of the object itself.
 """
 
 from __future__ import annotations

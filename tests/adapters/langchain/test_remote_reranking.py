@@ -1,4 +1,4 @@
-"""`CohereRerank` on a `RerankingServer`: the documents, scores and order of the object itself."""
+"""Tests of `CohereRerank` on a `RerankingServer`: the documents, scores and order of the object itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of a call made ahead: as if the plain call had emitted them, or not at all."""
+"""Tests of the events of a prefetched call: the same as without a prefetch, or none."""
 
 from __future__ import annotations
 

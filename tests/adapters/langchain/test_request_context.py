@@ -1,4 +1,4 @@
-"""Tenant, app, weight and deadline of a call, on every way into the pool."""
+"""Tests of tenant, app, weight and deadline of a call, in every way that requests reach the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of `ChatOpenAI` that an engine carries: their headers, credentials, errors and limits."""
+"""Tests of `ChatOpenAI` requests that an engine sends: headers, credentials, errors and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaRerank` on a fake reranker: order, ties, copies, as a compressor and as a step of a chain."""
+"""Tests of `TeolaRerank` on a fake reranker: order, ties, copies, as a compressor and as a step of a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam sees provider calls wherever the model comes from, and a prefetched equal call is claimed there."""
+"""Tests of the interception of provider calls: calls of any model are seen, and equal prefetched calls are claimed."""
 
 from __future__ import annotations
 

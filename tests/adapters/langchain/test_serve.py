@@ -1,4 +1,4 @@
-"""`engines="auto"`: engines and bindings that are made by themselves."""
+"""Tests of `engines="auto"`, which creates engines and bindings by itself."""
 
 from __future__ import annotations
 

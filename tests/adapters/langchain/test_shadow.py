@@ -1,5 +1,7 @@
-"""`accelerate(..., shadow=)`: the original once more, in the background, compared and never seen; and what runs when
-planning fails."""
+"""Tests of `accelerate(..., shadow=)`, which runs the original again in the background and compares the results.
+
+Also tests of what runs when planning fails.
+"""
 
 from __future__ import annotations
 

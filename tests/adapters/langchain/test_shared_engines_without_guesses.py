@@ -1,4 +1,4 @@
-"""Engines that are not declared dedicated: no request is made there on a guess."""
+"""Tests that engines which are not declared dedicated get no speculative requests."""
 
 from __future__ import annotations
 

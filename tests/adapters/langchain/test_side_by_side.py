@@ -1,4 +1,7 @@
-"""Sync code that calls one after the other, with the calls begun together: counts, threads, order, events, errors."""
+"""Tests of sync composites that call their parts in sequence, with these calls started together.
+
+They check counts, threads, order, events and errors.
+"""
 
 from __future__ import annotations
 

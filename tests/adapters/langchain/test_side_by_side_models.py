@@ -1,4 +1,4 @@
-"""Models and graphs whose calls begin together in sync code: what models tell and keep, tokens, nodes, streams."""
+"""Tests of sync models and graphs whose calls start together: usage, saved state, tokens, nodes and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`speculate="all"`: the user's own models and retrievers are called for items that an engine is still writing."""
+"""Tests of `speculate="all"`: own models and retrievers are called for items that an engine is still writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retrievers over a bound store: the documents, errors and events of the original, in fewer calls of the client."""
+"""Tests of retrievers over a bound store: the original's documents, errors and events, in fewer calls of the client."""
 
 from __future__ import annotations
 

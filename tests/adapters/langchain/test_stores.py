@@ -1,4 +1,4 @@
-"""A store in memory of the user's own: its queries are embedded ahead, its searches wait for what is written to it."""
+"""Tests of an in-memory store of the user's: queries are embedded early, and searches wait for earlier writes."""
 
 from __future__ import annotations
 

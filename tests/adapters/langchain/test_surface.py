@@ -1,4 +1,4 @@
-"""What langchain-core's own tests found (`make test-upstream`), each in small."""
+"""Small versions of the problems that langchain-core's own tests found (`make test-upstream`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools bound to a `ChatTeola`: what the engine is told, what is read from its answer, agents."""
+"""Tests of tools bound to a `ChatTeola`: the requests, the parsed answers, and agents."""
 
 from __future__ import annotations
 

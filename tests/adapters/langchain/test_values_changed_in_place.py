@@ -1,4 +1,4 @@
-"""Values that are changed in place while a query runs, and the requests that the user's own models get then."""
+"""Tests of values that are changed in place while a query runs: own models get the requests of the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaVectorStore` and its retriever, on the fake store and, in LangChain's suites, on PostgreSQL too."""
+"""Tests of `TeolaVectorStore` and its retriever on the fake store, and in LangChain's test suites on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web search in a chain: it starts as soon as its query is known, the plain object claims it, answers are equal."""
+"""Tests of a web search in a chain: it starts once its query is known, and the original claims it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no code of the user's runs, an accelerated call puts no callback handler on every step of the chain."""
+"""Tests that an accelerated call adds no callback handler to steps if no code of the user's runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is accelerated already: given to `accelerate` once more, or as a node of another graph."""
+"""Tests of accelerated objects that are accelerated again, or that are nodes of another graph."""
 
 from __future__ import annotations
 

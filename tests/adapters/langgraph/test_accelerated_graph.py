@@ -1,4 +1,4 @@
-"""An accelerated graph is a graph: of the original's class, copied like it, a query a call, its nodes its own."""
+"""Tests of an accelerated graph as a graph: its class, its copies, its nodes, and one query for each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where somebody is asked between an answer and its tools, nothing of the tools begins early."""
+"""Tests of agents that ask for approval between an answer and its tools: no tool starts before the approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and helpers that change a state in place: early calls are those of the plain graph, or are not made."""
+"""Tests of nodes and helpers that change the state in place: prefetched calls are the original's, or are not made."""
 
 from __future__ import annotations
 

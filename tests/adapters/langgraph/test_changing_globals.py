@@ -1,6 +1,6 @@
-"""Data of globals, closures and attributes that change between calls of a graph: plans are made anew.
+"""Tests of globals, closures and attributes that change between calls of a graph, so that plans are made again.
 
-What a graph asks for is what the plain one asks for, also in the first call after a change.
+The requests are those of the original, also in the first call after a change.
 """
 
 from __future__ import annotations

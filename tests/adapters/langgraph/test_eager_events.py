@@ -1,4 +1,4 @@
-"""What listeners hear of an agent whose tools began early: what they hear of the plain one, and nothing twice."""
+"""Tests of the events of an agent whose tools start early: those of the original, and none twice."""
 
 from __future__ import annotations
 

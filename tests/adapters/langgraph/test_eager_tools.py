@@ -1,4 +1,4 @@
-"""Tools that begin while their call is still being written: what is early, what is claimed, what is never early."""
+"""Tests of tools that start while their call is still being written: which start early, are claimed, or never start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of agents on an engine: the same conversation; read-only ones early and once, others in their place."""
+"""Tests of agents' tools on an engine: the same conversation, read-only tools early and once, others in their turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain()` of an accelerated graph: the text for given facts, and the facts of given graphs."""
+"""Tests of `explain()` of an accelerated graph: its facts, and the text made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangGraph's functional API: certain calls of the user's own models are prefetched, and nothing else changes."""
+"""Tests of LangGraph's functional API: certain calls of own models are prefetched, and nothing else changes."""
 
 from __future__ import annotations
 

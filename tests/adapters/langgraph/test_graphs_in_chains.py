@@ -1,4 +1,4 @@
-"""Accelerated graphs inside chains that are accelerated, and configs that are wrong."""
+"""Tests of accelerated graphs inside accelerated chains, and of wrong configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists that tasks and loops make: the next prompt grows with what comes of them, before their node has ended."""
+"""Tests of lists that tasks and loops build: the next prompt is prefilled with their items before the node ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Tools of MCP servers in accelerated agents: those that a server declares read-only begin early where the user allows
-the server. The server is a process; what it received is compared with what it receives from the original agent."""
+"""Tests of tools of MCP servers in accelerated agents: read-only ones start early if the user allows the server.
+
+The server is a process. The calls it receives are compared with those of the original agent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next prompt of an agent is prefilled while its tools run, as far as it is known, and nowhere else."""
+"""Tests of agents whose next prompt is prefilled while their tools run, as far as it is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of the user's own that nodes of a graph call: certain calls are prefetched, and nothing else changes."""
+"""Tests of nodes that call the user's own models: certain calls are prefetched, and nothing else changes."""
 
 from __future__ import annotations
 

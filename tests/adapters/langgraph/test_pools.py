@@ -1,4 +1,4 @@
-"""`accelerate(graph)` without `pool=`: the pools that nodes use are found, wherever they hold them; nothing runs."""
+"""Tests of `accelerate(graph)` without `pool=`: the pools that nodes use are found without running anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings objects that nodes make of a call's config and of the environment, as public templates of LangGraph do."""
+"""Tests of settings objects that nodes make from the config and the environment, as LangGraph's templates do."""
 
 from __future__ import annotations
 

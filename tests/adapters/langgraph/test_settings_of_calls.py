@@ -1,4 +1,4 @@
-"""Models that the config or the context of a graph's call chooses: later calls with the same settings are sooner."""
+"""Tests of models that the config or the context of a call chooses: later calls with equal settings are faster."""
 
 from __future__ import annotations
 

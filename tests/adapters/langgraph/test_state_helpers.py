@@ -1,4 +1,4 @@
-"""Helper functions that are given the state of a graph: what a node asks for waits only for the parts they read."""
+"""Tests of helper functions that get the state: a call waits only for the parts of the state that they read."""
 
 from __future__ import annotations
 

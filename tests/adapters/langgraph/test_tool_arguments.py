@@ -1,4 +1,4 @@
-"""What a tool's function will be called with, known before its place only where no code of the user's own says so."""
+"""Tests of the arguments of tools that are computed before the call, unless code of the user's decides them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Prefetched calls of read-only tools at the seam: made once, claimed in the tool's method, and nothing else of a tool
-runs before its place."""
+"""Tests of prefetched calls of read-only tools: made once and claimed in the tool's method.
+
+No other part of a tool runs early.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool of small engines for the pool-backed LlamaIndex objects, and what was asked of it."""
+"""A pool of small engines for the pool-backed LlamaIndex objects, and a record of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerated LlamaIndex engines: the same answers, and every request made once, ahead of the plain code."""
+"""Tests of accelerated LlamaIndex engines: the same answers, and every request made once and early."""
 
 from __future__ import annotations
 

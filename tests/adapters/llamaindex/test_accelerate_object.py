@@ -1,4 +1,4 @@
-"""What users hold: the class, the attributes and the parts of the original; what cannot be accelerated, and why."""
+"""Tests of the object that `accelerate` returns: its class, attributes and parts, and the reasons of refusals."""
 
 from __future__ import annotations
 

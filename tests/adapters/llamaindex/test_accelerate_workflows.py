@@ -1,4 +1,4 @@
-"""What `accelerate` gives for a workflow or an agent: the same kind of object; its run is a query from begin to end."""
+"""Tests of accelerated workflows and agents: the same class, and one query for each run."""
 
 import asyncio
 import copy

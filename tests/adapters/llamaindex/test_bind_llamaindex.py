@@ -1,4 +1,4 @@
-"""`bound`: who does the work of the user's own objects, and what is refused."""
+"""Tests of `bound` for LlamaIndex objects: which engine does the work, and which bindings are refused."""
 
 from __future__ import annotations
 

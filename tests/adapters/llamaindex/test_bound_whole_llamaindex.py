@@ -1,4 +1,4 @@
-"""`bind=` of LlamaIndex objects: wherever they are called; one list for several engines."""
+"""Tests that `bind=` routes LlamaIndex objects wherever they are called, and that engines can share one list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the user's own models in the steps of a workflow that certainly come next: they are prefetched as well."""
+"""Tests of own models in later steps of a workflow that are certain to run: their calls are prefetched, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerated LlamaIndex objects of every kind: class, members, state, parts of other objects, copies, pickles."""
+"""Tests of accelerated LlamaIndex objects of every kind: class, members, state, copies and pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that run side by side and steps that wait for several events: what is certain there is prefetched."""
+"""Tests of steps that run in parallel or collect several events: their certain calls are prefetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a LlamaIndex engine's answers may repeat: judges' labels, forms of lists, earlier answers; told by `explain`."""
+"""Tests of the draft texts of LlamaIndex engines: labels, list formats and earlier answers, as `explain` shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaEmbedding`: roles, batches that are all under way at once, and what LlamaIndex hears of them."""
+"""Tests of `TeolaEmbedding`: roles, parallel batches, and the events that LlamaIndex gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planned parts that fail: the answer stays, and one message names the part."""
+"""Tests of planned parts that fail: the answer is the original's, and one message names the part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ingestion and index building: rows, ids, nodes, caches and document stores as the plain way leaves them."""
+"""Tests of ingestion and indexing: the same rows, ids, nodes, caches and document stores as the original."""
 
 from __future__ import annotations
 

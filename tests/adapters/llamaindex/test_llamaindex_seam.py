@@ -1,4 +1,4 @@
-"""The seam sees every form of a provider call, and a prefetched equal call is claimed there, events and all."""
+"""Tests of the interception of LlamaIndex's provider calls: every form is seen, and equal calls are claimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TeolaLLM`: what it sends, what it returns, what LlamaIndex hears of it."""
+"""Tests of `TeolaLLM`: its requests, its results, and the events that LlamaIndex gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a model of the user's own in ingestion: side by side where it takes several threads, else as ever."""
+"""Tests of embedding batches of an own model in ingestion: in parallel if the model is thread-safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of the user's own that steps of a workflow call: certain calls are prefetched, and nothing else changes."""
+"""Tests of workflow steps that call own models: certain calls are prefetched, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Titles of nodes are asked for side by side: the same titles, prompts, events and errors; in the pipeline's loop."""
+"""Tests of titles of nodes that are requested in parallel: the same titles, prompts, events and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of LlamaIndex objects with models of the user's own, and no pool."""
+"""Tests of traces of LlamaIndex objects with the user's own models and no pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`OpenAIEmbedding` on an `EmbeddingServer`: vectors and requests of the object itself."""
+"""Tests of `OpenAIEmbedding` on an `EmbeddingServer`: the vectors and requests of the object itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex's `CohereRerank` on a `RerankingServer`: the nodes, scores, order and events of the object itself."""
+"""Tests of LlamaIndex's `CohereRerank` on a `RerankingServer`: nodes, scores, order and events of the object itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`with_request_context` on every way into the pool: also streamed, nested, and where planning failed."""
+"""Tests of `with_request_context` in every way that requests reach the pool: streamed, nested, and after failed planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadline, tenant, app and weight of a query, as LangChain's `config` has them."""
+"""Tests of deadline, tenant, app and weight of a query, which work as in LangChain's `config`."""
 
 from __future__ import annotations
 

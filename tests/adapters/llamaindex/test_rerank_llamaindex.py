@@ -1,4 +1,4 @@
-"""`TeolaRerank`: LlamaIndex's own selection and events, on the engine's scores."""
+"""Tests of `TeolaRerank`: LlamaIndex's own selection and events, with the engine's scores."""
 
 from __future__ import annotations
 

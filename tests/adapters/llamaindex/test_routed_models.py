@@ -1,4 +1,4 @@
-"""An engine answers for a model in `bind=` wherever the accelerated object's code calls it, and nowhere else."""
+"""Tests that a binding holds wherever the accelerated object calls the model, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers: an engine that the model chooses begins when its number is written, not when the reason for it is."""
+"""Tests of routers: the chosen engine starts once its number is written, before the reason for it is."""
 
 from __future__ import annotations
 

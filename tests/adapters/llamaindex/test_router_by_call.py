@@ -1,4 +1,4 @@
-"""Routers whose model calls a function to choose; routers of retrievers: whom they choose begins with the number."""
+"""Tests of routers that choose by a function call, and of routers of retrievers: the choice starts with its number."""
 
 from __future__ import annotations
 

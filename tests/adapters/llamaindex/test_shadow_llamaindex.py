@@ -1,4 +1,4 @@
-"""`accelerate(engine, shadow=)`: the original once more, in the background, compared and never seen."""
+"""Tests of `accelerate(engine, shadow=)`, which runs the original again in the background and compares the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex retrievers over a bound store: nodes, errors and events of the original, in fewer calls of the client."""
+"""Tests of retrievers over a bound store: the original's nodes, errors and events, in fewer calls of the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that read and write the state of their run: calls that depend on it are prefetched where that is certain."""
+"""Tests of steps that read and write the state of their run: calls that depend on it are prefetched if certain."""
 
 from __future__ import annotations
 

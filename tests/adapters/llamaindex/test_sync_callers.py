@@ -1,4 +1,4 @@
-"""Which of the user's own models a sync caller has called on threads, and what becomes of one that cannot bear it."""
+"""Tests of own models that a sync caller calls on threads, and of models that do not bear it."""
 
 from __future__ import annotations
 

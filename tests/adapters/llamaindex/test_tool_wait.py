@@ -1,4 +1,4 @@
-"""While an agent's tools run, the beginning of its next prompt is prefilled: what is sent, when, and when not."""
+"""Tests of agents whose next prompt is prefilled while their tools run: what is sent, when, and when nothing is."""
 
 import asyncio
 from collections.abc import Iterator

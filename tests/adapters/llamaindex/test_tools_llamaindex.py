@@ -1,4 +1,4 @@
-"""`TeolaLLM` with tools: what the engine is told, what is read from its answer, whole and while it is written."""
+"""Tests of `TeolaLLM` with tools: the requests, and the calls parsed from whole and streamed answers."""
 
 from __future__ import annotations
 

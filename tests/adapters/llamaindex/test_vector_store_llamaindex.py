@@ -1,4 +1,4 @@
-"""`TeolaVectorStore`: nodes come back equal, searches are those of LlamaIndex's own store, on fakes and PostgreSQL."""
+"""Tests of `TeolaVectorStore`: equal nodes, and the searches of LlamaIndex's own store, on fakes and PostgreSQL."""
 
 from __future__ import annotations
 

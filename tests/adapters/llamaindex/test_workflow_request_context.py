@@ -1,4 +1,4 @@
-"""Terms of a run: tenant, app and weight on every call of its steps; a deadline ends it, whatever is at work."""
+"""Tests of tenant, app, weight and deadline of a workflow's run: they hold for every call of its steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the cookbooks' chains are made of: pool-backed objects, or the user's own; and what reaches the models.
+"""The objects from which the cookbooks' chains are made, pool-backed or the user's own, and records of their requests.
 
-Every model is a pure function of its prompt, so what differs between two runs is the chain's or the accelerator's.
+Every model is a pure function of its prompt, so the chain or the accelerator causes any difference between two runs.
 """
 
 from __future__ import annotations

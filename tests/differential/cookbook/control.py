@@ -1,4 +1,4 @@
-"""Control flow as the cookbooks write it: routing, loops, fallbacks, tools, agents, graphs, conversations."""
+"""Control flow as in the cookbooks: routing, loops, fallbacks, tools, agents, graphs, conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retrieval as the cookbooks do it: the retrievers, compressors and chains of langchain_classic."""
+"""Retrieval as in the cookbooks: the retrievers, compressors and chains of langchain_classic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains as cookbooks write them, plain and accelerated, on a pool and on the user's own models: nothing differs."""
+"""Tests that chains from cookbooks behave like the original, on a pool and with the user's own models."""
 
 from __future__ import annotations
 

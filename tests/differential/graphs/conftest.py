@@ -1,3 +1,5 @@
+"""Fixtures of graphs without and with acceleration."""
+
 from __future__ import annotations
 
 import logging

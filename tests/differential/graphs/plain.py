@@ -1,7 +1,7 @@
-"""Anything a graph gives, as plain data that can be compared: without run ids, times and addresses.
+"""Turns the results of a graph into plain data that can be compared: without run ids, times and addresses.
 
-Ids that are made anew in every run are named by the order in which they are first met, so that it still shows which
-are the same; where nodes race there is no such order, and all have one name.
+Ids are named in the order in which they first appear, so that equal ids keep equal names. Where nodes run in parallel
+that order is random, and all ids have the same name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of a call as a callback handler gets them."""
+"""A callback handler that records the events of a call."""
 
 from __future__ import annotations
 

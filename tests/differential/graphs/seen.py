@@ -1,4 +1,4 @@
-"""One run of a graph, and everything that can be seen of it; in what two of them differ."""
+"""Records one run of a graph with everything observable, and compares two of them."""
 
 from __future__ import annotations
 

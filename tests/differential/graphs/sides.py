@@ -1,4 +1,4 @@
-"""The two sides of a comparison: graphs as they are, and accelerated ones, each with a pool of its own."""
+"""The two sides of a comparison: original graphs and accelerated graphs, each with a pool of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node cache that several graphs share: each finds what it stored itself, and nothing of another node's."""
+"""Tests of graphs that share a node cache: each finds its own entries, and no entry of another node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are left, that run beside each other, and that user code makes from anywhere."""
+"""Tests of calls that are abandoned, that run in parallel, and that user code makes anywhere."""
 
 from __future__ import annotations
 

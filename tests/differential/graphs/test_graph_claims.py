@@ -1,4 +1,4 @@
-"""That the comparison is one: in the accelerated graphs work begins early, and most of it is claimed."""
+"""Tests that the comparison means something: in accelerated graphs calls are prefetched, and most are claimed."""
 
 from __future__ import annotations
 

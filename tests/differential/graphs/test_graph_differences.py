@@ -1,4 +1,4 @@
-"""The plain graph and the accelerated one on the same input, in every way to call a graph: nothing differs."""
+"""Tests that an accelerated graph behaves like the original in every way of calling it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs made at random: plain and accelerated, without latencies and with some."""
+"""Tests of random graphs, original and accelerated, without latencies and with some."""
 
 from __future__ import annotations
 

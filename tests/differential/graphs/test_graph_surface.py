@@ -1,4 +1,4 @@
-"""An accelerated graph is a graph: what it can be asked without being called, and what becomes of its copies."""
+"""Tests of an accelerated graph's methods other than calls, and of its copies."""
 
 from __future__ import annotations
 

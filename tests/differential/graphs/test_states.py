@@ -1,4 +1,4 @@
-"""States, their history, changes to them, and travel in time: what the plain graph shows, the accelerated one shows."""
+"""Tests of states, their history, changes to them, and time travel: accelerated graphs show what the original shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to call a graph: what each gives, all of it."""
+"""Every way to call a graph, each as a function that returns everything the call gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call and everything that can be seen of it; and in what two of them differ."""
+"""Records one call with everything observable, and compares two of them."""
 
 from __future__ import annotations
 

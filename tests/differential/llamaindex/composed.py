@@ -1,4 +1,4 @@
-"""Engines made of engines: transforms, sub-questions, routers, steps, retries; chat engines, agents, workflows."""
+"""Engines made of other engines: transforms, sub-questions, routers, steps, retries, chat engines, agents."""
 
 from __future__ import annotations
 

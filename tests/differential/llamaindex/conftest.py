@@ -1,4 +1,4 @@
-"""What all of these tests need."""
+"""A fixture that all of these tests need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a call of LlamaIndex says of itself: callbacks, instrumentation events, spans; all as multisets."""
+"""Records everything that a call of LlamaIndex reports, as multisets: callbacks, instrumentation events, spans."""
 
 from __future__ import annotations
 

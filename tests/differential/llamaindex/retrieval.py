@@ -1,4 +1,4 @@
-"""Retrievers, and query engines by what they retrieve and how they reorder it."""
+"""Retrievers, and query engines with different retrievers and postprocessors."""
 
 from __future__ import annotations
 

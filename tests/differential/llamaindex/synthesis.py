@@ -1,4 +1,4 @@
-"""Query engines over one index, by how they put an answer together."""
+"""Query engines over one index, one for each response mode."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Synthesizers whose LLM is bound to a server: the same answers, and every call of the LLM comes from the plan.
+"""Tests of synthesizers whose LLM is bound to a server: the same answers, and the plan makes every call of the LLM.
 
-A plan that dies costs no answer, only time; so what was planned is counted.
+The planned calls are counted, because a plan that fails would change only the time.
 """
 
 from __future__ import annotations

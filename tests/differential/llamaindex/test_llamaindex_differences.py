@@ -1,4 +1,4 @@
-"""In what an accelerated LlamaIndex object differs, and what is planned: see docs/compatibility-llamaindex.md."""
+"""Tests of the known differences of accelerated LlamaIndex objects: see docs/compatibility-llamaindex.md."""
 
 from __future__ import annotations
 

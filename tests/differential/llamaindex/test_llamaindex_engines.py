@@ -1,6 +1,6 @@
-"""LlamaIndex engines as the documentation builds them, plain and accelerated, on a pool and on the user's own models.
+"""Tests that LlamaIndex engines from the documentation behave like the original, on a pool and with own models.
 
-Nothing differs: answers, passages with their scores and order, types, prompts, both kinds of events, spans, errors.
+They compare answers, passages with scores and order, types, prompts, both kinds of events, spans and errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The user's own models without a pool: calls of known lists start at once, and nothing else can be told from plain."""
+"""Tests of own models without a pool: calls of known lists start together, and nothing else differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`OpenAI` and `OpenAILike` of the user's own, on a server: nobody has to tell that they take several calls at once."""
+"""Tests of the user's `OpenAI` and `OpenAILike` on a server: they are known to take several calls at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of every kind, at random from a seed, for an engine with drafts and one without."""
+"""Random requests of every kind from a seed, for one engine with drafts and one without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafting may cost beside other rows, by what it has brought: steps in, pauses out."""
+"""Tests of how much drafting may slow down other requests: it pauses if it brought too little."""
 
 from __future__ import annotations
 

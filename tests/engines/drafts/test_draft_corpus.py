@@ -1,4 +1,4 @@
-"""Looking up what followed: against a search through all places."""
+"""Tests of the lookup of what followed a text, against a search through all positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps take with drafts and without, by those that were seen."""
+"""Tests of the estimated time of steps with and without drafts, from measured steps."""
 
 from __future__ import annotations
 

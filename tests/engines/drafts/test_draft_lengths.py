@@ -1,4 +1,4 @@
-"""How long a draft pays, by what verifying takes."""
+"""Tests of the longest draft that pays, from the time that verifying takes."""
 
 from __future__ import annotations
 

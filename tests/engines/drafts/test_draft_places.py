@@ -1,4 +1,4 @@
-"""Whether places of requests that end are taken by others: steps in, shares out."""
+"""Tests of the estimate whether other requests take the slots of requests that end."""
 
 from __future__ import annotations
 

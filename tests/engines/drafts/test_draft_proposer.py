@@ -1,4 +1,4 @@
-"""The proposer over rows that join, leave, are preempted and change places; without vLLM."""
+"""Tests of the proposer with rows that join, leave, are preempted and move. They need no vLLM."""
 
 from __future__ import annotations
 

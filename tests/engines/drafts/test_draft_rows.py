@@ -1,4 +1,4 @@
-"""What is drafted for one request, against what it writes in the end."""
+"""Tests of the drafts for one request, against the text that it writes in the end."""
 
 from __future__ import annotations
 

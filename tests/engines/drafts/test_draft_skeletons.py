@@ -1,4 +1,4 @@
-"""Texts with gaps: what is drafted of them, alone and beside others."""
+"""Tests of texts with gaps: the drafts made from them, alone and with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of requests become tokens in the worker, when they are asked for."""
+"""Tests that the worker turns draft texts into tokens when they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `VllmEngine` that drafts: what it measures, what it forgets, what rules drafts out."""
+"""Tests of a `VllmEngine` that drafts: its measurements, what it forgets, and which settings exclude drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stock `vllm serve` with the two flags of docs/drafts.md: as long as it writes what one without them does."""
+"""Tests of a stock `vllm serve` with the two flags of docs/drafts.md: it writes what a server without them writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of one step weighed against each other."""
+"""Tests of how the drafts of one step are weighed against each other."""
 
 from __future__ import annotations
 

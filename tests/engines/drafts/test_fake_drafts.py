@@ -1,4 +1,4 @@
-"""Fake LLMs that verify drafts: the same texts, in as many steps as what is looked up agrees with them. Exact times."""
+"""Tests of fake LLMs that verify drafts: the same texts in fewer steps, with exact times."""
 
 from __future__ import annotations
 

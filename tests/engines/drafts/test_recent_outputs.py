@@ -1,4 +1,4 @@
-"""What is kept of recent outputs: bounded, apart by app and tenant, forgotten when asked."""
+"""Tests of the store of recent outputs: bounded, separate for each app and tenant, forgotten on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proposer of a server that somebody else starts; without vLLM."""
+"""Tests of the proposer on a server that the user starts. They need no vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents, as LlamaIndex's documentation builds them, and what is said to them."""
+"""Agents as LlamaIndex's documentation builds them, and the messages that they get."""
 
 import asyncio
 import json

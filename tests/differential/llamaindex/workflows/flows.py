@@ -1,4 +1,4 @@
-"""Workflows of one's own, as LlamaIndex's documentation writes them: one thing of theirs each."""
+"""Workflows as LlamaIndex's documentation writes them, each with one feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where workflows run: engines whose model says what its prompt tells it to, and all that can be seen of a run."""
+"""The engines on which workflows run, with a model that follows its prompt, and a record of everything observable."""
 
 from __future__ import annotations
 
