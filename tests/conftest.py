@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked as long is left to `make test-all`."""
+    """Skip tests that are marked as long, except in `make test-all`."""
     for item in items:
         if item.get_closest_marker("long") and not os.environ.get("TEOLA_TEST_LONG"):
             item.add_marker(pytest.mark.skip(reason="the long version (make test-all)"))
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the suite imports stays: it is neither looked through while it comes nor later."""
+    """Exclude what the suite imports from garbage collection, during the imports and later."""
     gc.disable()
     try:
         return (yield)
@@ -59,10 +59,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """The last collection, which is pytest's, looks through everything.
+    """Collect leftovers of tests, and make all objects visible to the last collection, which is pytest's.
 
-    What tests have left goes before: plugins import modules at the end, and in Python 3.11 to parse one may fail where
-    loops and the like are collected meanwhile (*AST constructor recursion depth mismatch*).
+    The leftovers must go first, because plugins import modules at the end. In Python 3.11 parsing a module may fail
+    while loops and similar objects are collected (*AST constructor recursion depth mismatch*).
     """
     gc.collect()
     gc.unfreeze()
@@ -70,7 +70,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def schedulers_in_order() -> Iterator[None]:
-    """Every scheduler that a test drives in this process keeps its own rules after every event."""
+    """Check after every event that each scheduler in this process keeps its own rules."""
     from teola_plugin.scheduling import validate
 
     validate.VIOLATIONS.clear()
@@ -97,7 +97,10 @@ class LoopThread:
 
 @dataclass(frozen=True)
 class SessionLlm:
-    """The session's engine and the loop that it lives on: use it only through `run`, and `reset` it if that matters."""
+    """The session's engine and the loop on which it runs.
+
+    Use it through `run` only, and call `reset` if its cache matters.
+    """
 
     engine: VllmEngine
     thread: LoopThread
@@ -108,7 +111,7 @@ class SessionLlm:
 
 @contextmanager
 def llm() -> Iterator[SessionLlm]:
-    """vLLM with the tiny random Llama in float32, on one core where this is the CPU build."""
+    """Start vLLM with the tiny random Llama in float32. The CPU build gets one core."""
     from teola_plugin.engines.bundled import llama as tiny_llama
     from teola_plugin.engines.vllm import VllmEngine
 
@@ -125,7 +128,7 @@ def llm() -> Iterator[SessionLlm]:
 
 @pytest.fixture(scope="session")
 def postgres_dsn() -> Iterator[str]:
-    """The session's embedded PostgreSQL; each test has collections of its own."""
+    """Return the address of the session's embedded PostgreSQL. Each test has collections of its own."""
     from teola_plugin.engines.postgres.embedded import EmbeddedPostgres
 
     server = EmbeddedPostgres()
@@ -138,44 +141,48 @@ def postgres_dsn() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """The session's Ray node: its address. This process is connected to it. It has two GPUs, as far as Ray knows."""
+    """Connect this process to the session's Ray node, and return its address.
+
+    Ray is told that the node has two GPUs.
+    """
     from support.ray_nodes import ray_nodes
 
     with ray_nodes(8, gpus=2) as cluster:
         yield cluster.address
 
 
-class Coming:
-    """What starts slowly, each on a thread of its own."""
+class SlowServices:
+    """Services that start slowly, each on a thread of its own."""
 
     def __init__(
         self,
         makers: dict[str, Callable[[], AbstractContextManager[Any]]],
-        held: ExitStack,
+        exit_stack: ExitStack,
         threads: ThreadPoolExecutor,
     ) -> None:
-        self._makers, self._held, self._threads = makers, held, threads
-        self._begun: dict[str, Future[Any]] = {}
+        self._makers, self._exit_stack, self._threads = makers, exit_stack, threads
+        self._started: dict[str, Future[Any]] = {}
 
-    def begin(self) -> None:
+    def start(self) -> None:
         for name, make in self._makers.items():
-            if name not in self._begun:
-                self._begun[name] = self._threads.submit(lambda make=make: self._held.enter_context(make()))
+            if name not in self._started:
+                self._started[name] = self._threads.submit(lambda make=make: self._exit_stack.enter_context(make()))
 
     def settle(self) -> None:
-        """Returns when nothing is starting."""
-        wait(self._begun.values())
+        """Wait until no service is starting."""
+        wait(self._started.values())
 
     def __getitem__(self, name: str) -> Any:
-        self.begin()
-        return self._begun[name].result()
+        self.start()
+        return self._started[name].result()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def coming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coming]:
-    """What some test needs starts beside the first tests, so that it finds the environment as it is.
+def slow_services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowServices]:
+    """Start the services that some test needs while the first tests run.
 
-    One of several workers knows what it needs when the first test asks for it.
+    They inherit the environment as it is before the first test. If there are several workers, each starts a service
+    when its first test needs it.
     """
     from support.api_server import api_server
 
@@ -183,22 +190,22 @@ def coming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     needed = {name for item in run for name in item.fixturenames}
     folder = tmp_path_factory.mktemp("vllm-api")
     makers = {"session_llm": llm, "vllm_api": lambda: api_server(folder)}
-    with ExitStack() as held, ThreadPoolExecutor(2, "coming") as threads:
-        made = Coming({name: make for name, make in makers.items() if name in needed}, held, threads)
+    with ExitStack() as exit_stack, ThreadPoolExecutor(2, "slow-services") as threads:
+        services = SlowServices({name: make for name, make in makers.items() if name in needed}, exit_stack, threads)
         if not hasattr(request.config, "workerinput"):
-            made.begin()
-        yield made
+            services.start()
+        yield services
 
 
 @pytest.fixture(scope="session")
-def session_llm(coming: Coming) -> SessionLlm:
-    """The session's engine; about 12 s to start."""
-    found: SessionLlm = coming["session_llm"]
-    return found
+def session_llm(slow_services: SlowServices) -> SessionLlm:
+    """Return the session's engine, which takes about 12 s to start."""
+    session: SessionLlm = slow_services["session_llm"]
+    return session
 
 
 @pytest.fixture(scope="session")
-def vllm_api(coming: Coming) -> ApiServer:
-    """vLLM's API server on the bundled model; about 25 s to start."""
-    found: ApiServer = coming["vllm_api"]
-    return found
+def vllm_api(slow_services: SlowServices) -> ApiServer:
+    """Return vLLM's API server on the bundled model, which takes about 25 s to start."""
+    server: ApiServer = slow_services["vllm_api"]
+    return server

@@ -1,4 +1,4 @@
-"""The five applications: plain and accelerated alike, and each runs by its one command."""
+"""Tests of the five applications: the same result original and accelerated, and each runs by its one command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `teola` command: what it says about bad input, and what its figures mean. (A whole run: `make demo`.)"""
+"""Tests of the `teola` command: errors for bad input, and the meaning of its figures. (`make demo` is a whole run.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`teola compare`: real runs of small apps, what it says of them, and what it says about bad input."""
+"""Tests of `teola compare` on small apps: its report, and its errors for bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of models, tokens and cost in `teola compare`: all that a provider was asked for, and nothing twice."""
+"""Tests of calls, tokens and cost in `teola compare`: everything that a provider was asked for, counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`teola compare` of every kind of object, with pools and bindings, and what would spoil its figures."""
+"""Tests of `teola compare` with objects of every kind, pools and bindings, and with what would falsify its figures."""
 
 from __future__ import annotations
 

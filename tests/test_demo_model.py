@@ -1,4 +1,4 @@
-"""The bundled models: how their data is made, that they load, what they can do. (The whole figures: `evaluate`.)"""
+"""Tests of the bundled models: their training data, loading, and what they can do. (`evaluate` gives all figures.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `teola demo` prints, and which overlaps it says saved how much. (A whole run: tests/real/test_demo_stock.py.)"""
+"""Tests of the report of `teola demo`: its text, and the time that each overlap saved."""
 
 from __future__ import annotations
 

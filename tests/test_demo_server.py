@@ -1,4 +1,4 @@
-"""The demo's server: its port."""
+"""Tests of the port of the demo's server."""
 
 from __future__ import annotations
 

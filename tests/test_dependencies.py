@@ -1,4 +1,4 @@
-"""What the package imports is declared: in `dependencies`, or in the extra of the folder that imports it."""
+"""Tests that each import of the package is declared: in `dependencies`, or in the extra of its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents tell the truth: made texts are made again, code blocks run, links and names lead somewhere."""
+"""Tests of the documents: generated parts are up to date, code blocks run, links and names have a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation site: every document is a page, and links lead to pages. `make docs` builds it."""
+"""Tests of the documentation site, which `make docs` builds: every document is a page, and links lead to pages."""
 
 from __future__ import annotations
 

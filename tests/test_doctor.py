@@ -1,4 +1,4 @@
-"""`teola doctor`: its checks on real and on made-up environments. (What it imports for real: make test-all.)"""
+"""Tests of `teola doctor`: its checks on real and on simulated environments."""
 
 from __future__ import annotations
 

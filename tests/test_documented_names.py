@@ -1,4 +1,4 @@
-"""Commands, flags, targets, paths, settings, classes and functions that documents name exist."""
+"""Tests that commands, flags, targets, paths, settings, classes and functions in the documents exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as a script, from another folder, and prints what its docstring says."""
+"""Tests that every example runs as a script from another folder, and prints what its docstring says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in the documents come from `benchmarks/results`: tables are made of it (test_docs.py), sentences are here."""
+"""Tests that figures in sentences of the documents come from `benchmarks/results`. test_docs.py tests the tables."""
 
 from __future__ import annotations
 

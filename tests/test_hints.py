@@ -1,4 +1,4 @@
-"""What a hint tells to do next must be there: commands, flags, extras, functions, arguments, settings, files."""
+"""Tests that what a hint names exists: commands, flags, extras, functions, arguments, settings, files."""
 
 from __future__ import annotations
 

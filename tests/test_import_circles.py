@@ -1,4 +1,4 @@
-"""Modules that import each other can only be read together: such circles stay small."""
+"""Tests that circles of modules which import each other stay small."""
 
 from __future__ import annotations
 

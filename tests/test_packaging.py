@@ -1,4 +1,4 @@
-"""The layout: every package is listed, the links are there, and nothing leaks under a generic name."""
+"""Tests of the layout: every package is listed, links exist, and no top-level module has a generic name."""
 
 from __future__ import annotations
 

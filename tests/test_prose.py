@@ -1,4 +1,4 @@
-"""`tools/check_prose.py`: our documents and messages pass, and each rule finds what it is about."""
+"""Tests of `tools/check_prose.py`: our documents and messages pass, and each rule finds what it should."""
 
 from __future__ import annotations
 

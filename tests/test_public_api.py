@@ -1,4 +1,4 @@
-"""The public surface: complete, sorted, importable; errors that cross processes and say what to do next."""
+"""Tests of the public API: complete, sorted, importable, with errors that can be pickled and that name a remedy."""
 
 from __future__ import annotations
 

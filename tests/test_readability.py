@@ -1,4 +1,4 @@
-"""`tools/check_readability.py`: our sources pass, and each measure finds what it is about."""
+"""Tests of `tools/check_readability.py`: our sources pass, and each measure finds what it should."""
 
 from __future__ import annotations
 

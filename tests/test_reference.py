@@ -1,4 +1,4 @@
-"""The reference is complete: each public name, flag, setting, variable, metric, address and error has an entry."""
+"""Tests that the reference has each public name, flag, setting, variable, metric, address and error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make release-check` names what speaks against a release; links of the published README leave the repository."""
+"""Tests of `make release-check`, which names reasons against a release, and of links in the published README."""
 
 from __future__ import annotations
 

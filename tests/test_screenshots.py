@@ -1,4 +1,4 @@
-"""The pictures of docs/images: the script that makes them, with a browser where there is one."""
+"""Tests of the pictures in docs/images, and of the script that makes them if a browser is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`teola simulate`: what it prints, what it says about bad input. (A whole run stands in docs/simulation.md.)"""
+"""Tests of `teola simulate`: its report, and its errors for bad input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What users write type-checks, and what is wrong does not: mypy, strict, over the programs of `tests/typed` and the
-code blocks of the documents.
+"""Tests that programs of users type-check with strict mypy, and that wrong ones are refused.
 
-One run. It takes what `make types` has left in mypy's cache, without which it is as long as that.
+They check the programs of `tests/typed` and the code blocks of the documents in one run of mypy. The run uses the cache
+that `make types` leaves, and takes as long as that without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make test-upstream` in small: tests of one's own, with its plugin, in this environment."""
+"""Tests of `make test-upstream` with a few small tests and its plugin, in this environment."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What is released works: the wheel, installed alone with what it asks for. The long version makes it from the source
-distribution.
+"""Tests of the release: the wheel works when installed alone with its dependencies.
+
+The long version builds it from the source distribution.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ENGINES: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def fakes_address(ray_address: str) -> str:
-    """Address of a cluster with the pool `fakes`."""
+    """Return the address of a cluster that has the pool `fakes`."""
     deploy.up(PoolConfig.model_validate({"name": "fakes", "engines": ENGINES}), ray_address)
     return ray_address
 

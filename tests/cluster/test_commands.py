@@ -104,8 +104,8 @@ def closed_to_others(env: dict[str, str], cache: Path) -> None:
     assert accepted.returncode == 0, accepted.stderr
 
 
-def test_pool_commands_work_from_up_to_down(env: dict[str, str], tmp_path: Path, coming: Any) -> None:
-    coming.settle()  # servers that start beside this test have something in shared memory, too
+def test_pool_commands_work_from_up_to_down(env: dict[str, str], tmp_path: Path, slow_services: Any) -> None:
+    slow_services.settle()  # a server that starts during the test would change the shared memory
     before, shared = rays(), shared_memory()
     path = tmp_path / "pool.yaml"
     path.write_text(YAML)

@@ -1,4 +1,4 @@
-"""A fixture for all comparisons: a plan that fails must be reported, although the answer is right."""
+"""A fixture for all comparisons: it fails a test if a part of a plan fails, even if the answer is right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_dead_parts(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def no_failed_plans(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     died = [r.getMessage() for r in caplog.get_records("call") if "a planned part died" in r.getMessage()]
     assert not died, died

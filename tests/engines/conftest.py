@@ -24,5 +24,5 @@ async def store(postgres_dsn: str) -> AsyncIterator[PgVectorEngine]:
 
 @pytest.fixture
 def collection() -> str:
-    """A name that no other test uses."""
+    """Return a name that no other test uses."""
     return f"tests/{next(_numbers)} – 'Ünïcode'; \"quotes\" %s 中文"

@@ -1,6 +1,6 @@
-"""Another connection to the store's database: plain SQL, as another program writes it. Also as a process of its own.
+"""Another connection to the store's database, which writes plain SQL as another program does.
 
-`python -m generated.another DSN` does what it reads, line by line, and says that it is done.
+It can also run as a process. `python -m generated.another DSN` carries out the lines that it reads, and confirms each.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Random chains on objects of the pool and on the user's own: of every composite, with user code that fails or changes
-its input, with engines that fail, by every entry."""
+"""Random chains on pool-backed objects and on the user's own.
+
+They use every composite, user code that fails or changes its input, engines that fail, and every entry point.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package logs meanwhile: retries are expected, its own bugs are not."""
+"""A fixture that fails a test if the package logs a bug of its own. Retries are expected and pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BUG = "bug of teola-plugin"
 
 
 class _Bugs(logging.Filter):
-    """Lets nothing through, and keeps what is a bug."""
+    """A log filter that passes no record on and keeps those about bugs of the package."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Kinds of programs, each with its stage; many cases at once, and a report of those that differ."""
+"""Runs many random cases of each kind of program, and reports those that differ from the original."""
 
 from __future__ import annotations
 

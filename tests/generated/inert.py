@@ -1,4 +1,7 @@
-"""What stands for an accelerated part in a plain chain: the part, as one object that no sequence takes apart."""
+"""A wrapper that takes the place of an accelerated part in the original chain.
+
+It is one object, which no sequence takes apart.
+"""
 
 from __future__ import annotations
 

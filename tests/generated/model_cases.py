@@ -1,4 +1,4 @@
-"""Random queries for the runtime alone: what their plain objects ask for in turn, and the graphs that run ahead."""
+"""Random queries for the runtime alone: the requests of their originals in order, and the plans that prefetch them."""
 
 from __future__ import annotations
 

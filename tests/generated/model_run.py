@@ -1,4 +1,4 @@
-"""Queries side by side in virtual time, outside writes between them; and what has to hold of what they got."""
+"""Runs queries in parallel in virtual time, with writes from outside, and checks what their results must fulfil."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries and another process, one step at a time: early work runs meanwhile, and changes nothing."""
+"""Queries and another process, run one step at a time. Prefetches run meanwhile and must change nothing."""
 
 from __future__ import annotations
 

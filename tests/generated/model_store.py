@@ -1,4 +1,4 @@
-"""A fake store that keeps its history, and what a search in each of its states gives."""
+"""A fake store that keeps its history, and the results of a search in each of its states."""
 
 from __future__ import annotations
 

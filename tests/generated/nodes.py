@@ -1,4 +1,4 @@
-"""Programs as trees of text: made from a seed, printed to be pasted, made smaller when they show something."""
+"""Programs as trees of text: created from a seed, printed for a test, and shrunk when they show a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and a retriever of "the user's own": they take a moment, answer by content, and every call is noted."""
+"""Models and a retriever of the user's own. They have a latency, answer by content, and count every call."""
 
 from __future__ import annotations
 

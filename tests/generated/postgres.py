@@ -1,4 +1,4 @@
-"""Programs on the embedded PostgreSQL, where another connection writes past the pool."""
+"""Random programs on the embedded PostgreSQL, where another connection writes without the pool."""
 
 from __future__ import annotations
 

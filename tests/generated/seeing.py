@@ -1,4 +1,7 @@
-"""One call of a program and all that can be seen of it; in what two differ, and whether plain differs from itself."""
+"""Records one call of a program with everything observable, and compares two of them.
+
+It can also tell whether the original differs from itself.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random chains, plain and accelerated, by every entry: result or error, events, what engines and the user's own models
-were asked, what is stored. What the plain object differs from itself in is not counted.
+"""Tests of random chains, original and accelerated, by every entry point.
 
-`TEOLA_TEST_SEED` sets the first seed. A failure prints the chain, made small, for `test_regressions.py`.
+They compare results, errors, events, requests and stored rows. Differences between two runs of the original do not
+count. `TEOLA_TEST_SEED` sets the first seed. A failure prints the chain, shrunk, for `test_regressions.py`.
 """
 
 from __future__ import annotations

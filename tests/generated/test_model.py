@@ -1,6 +1,7 @@
-"""The runtime against a sequential model: random queries and their early work, outside writes, faults, cancellations.
+"""Tests of the runtime against a sequential model.
 
-`TEOLA_TEST_SEED` sets the first seed. A failure prints the queries of its seed; `run_case(seed)` runs them again.
+Random queries have prefetches, outside writes, faults and cancellations. `TEOLA_TEST_SEED` sets the first seed. A
+failure prints the queries of its seed, and `run_case(seed)` runs them again.
 """
 
 from __future__ import annotations

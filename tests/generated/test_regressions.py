@@ -1,4 +1,4 @@
-"""Programs that random generation found, each made small: plain and accelerated, they answer and store the same."""
+"""Programs that random generation found, each shrunk: they answer and store the same as the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that random generation found on PostgreSQL, made small."""
+"""Programs on PostgreSQL that random generation found, each shrunk."""
 
 from __future__ import annotations
 

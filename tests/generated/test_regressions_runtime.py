@@ -1,4 +1,4 @@
-"""Faults of the runtime alone that random generation found, made small."""
+"""Faults of the runtime alone that random generation found, each shrunk."""
 
 from __future__ import annotations
 

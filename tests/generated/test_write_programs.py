@@ -1,6 +1,6 @@
-"""Random programs that write: the answer, what is stored in the end and what searches saw are the plain object's.
+"""Tests of random programs that write: the answer, the rows in the end and the results of searches are the original's.
 
-`TEOLA_TEST_SEED` sets the first seed. A failure prints the program, made small, for `test_regressions.py`.
+`TEOLA_TEST_SEED` sets the first seed. A failure prints the program, shrunk, for `test_regressions.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the texts of programs are written in: pool-backed parts, and user code that writes, changes, fails."""
+"""The names that texts of programs may use: pool-backed parts, and user code that writes, changes values or fails."""
 
 from __future__ import annotations
 

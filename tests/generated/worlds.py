@@ -1,4 +1,4 @@
-"""A fresh pool of fakes with small latencies, and everything that is asked of it."""
+"""A new pool of fake engines with small latencies, and counters of all its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs that write, delete, index, search, change documents in place and fail, with early work between."""
+"""Random programs that write, delete, index, search, change documents in place and fail, with prefetches between."""
 
 from __future__ import annotations
 

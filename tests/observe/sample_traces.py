@@ -1,4 +1,4 @@
-"""Hand-made traces of one question against an uploaded document, plain and accelerated."""
+"""Traces of one question about an uploaded document, original and accelerated, made by hand."""
 
 from __future__ import annotations
 

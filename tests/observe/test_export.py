@@ -1,4 +1,4 @@
-"""The Chrome trace-event file, read back as a viewer reads it."""
+"""Tests of the Chrome trace-event file, read as a viewer reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML page: self-contained, well-formed, safe, complete."""
+"""Tests of the HTML page of a trace: self-contained, well-formed, safe, complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes and layers: nothing overlaps, edges run from left to right and around nodes."""
+"""Tests of the layout of traces: nothing overlaps, and edges run from left to right around nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, read back from the SDK's in-memory exporter."""
+"""Tests of OpenTelemetry spans, read from the SDK's in-memory exporter."""
 
 from __future__ import annotations
 

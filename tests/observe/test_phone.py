@@ -1,4 +1,4 @@
-"""The page on a phone: nothing is wider than the screen but the drawings, which scroll within themselves."""
+"""Tests of the page on a phone: only drawings are wider than the screen, and they scroll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars: silent where nobody looks, shared where several run."""
+"""Tests of progress bars: silent without a terminal, shared if several run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder: what it keeps, ignores and leaves out."""
+"""Tests of the recorder of traces: what it keeps, ignores and leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: the critical path, busy and wasted work, the summary."""
+"""Tests of traces: the critical path, busy and wasted work, the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of the plain object: nested, bounded, told of from any thread; and which primitive belongs to which."""
+"""Tests of the original's steps in traces: nested, bounded, from any thread, and matched with primitives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal timeline."""
+"""Tests of the timeline in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tracing=`: queries of a pool as OpenTelemetry spans, read back from the SDK's in-memory exporter."""
+"""Tests of `tracing=`: queries of a pool as OpenTelemetry spans, read from the SDK's in-memory exporter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""LangSmith, Langfuse and Phoenix: their clients send the same runs with and without `accelerate`, and ours beside.
+"""Tests of LangSmith, Langfuse and Phoenix: their clients send the same runs with `accelerate`, with our spans added.
 
-The clients are the real ones. A server on this machine takes what they send.
+The clients are the real ones. A server on this machine receives what they send.
 """
 
 from __future__ import annotations

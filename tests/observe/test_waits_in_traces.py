@@ -1,4 +1,4 @@
-"""The waits that traces show for an answer, against the times that engines, models, tools and code really took."""
+"""Tests of the waits in traces, against the times that engines, models, tools and code really took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reference interpreter of primitive graphs: deterministic values, any order that the edges allow."""
+"""A reference interpreter of primitive graphs: deterministic values, in any order that the edges allow."""
 
 from __future__ import annotations
 

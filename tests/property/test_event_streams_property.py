@@ -1,4 +1,4 @@
-"""The parser of event streams against a naive reading of the whole text, and its writer against the parser."""
+"""Tests of the parser of event streams against a simple parser of the whole text, and of its writer."""
 
 from __future__ import annotations
 

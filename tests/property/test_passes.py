@@ -1,4 +1,4 @@
-"""Any graph gives the same output, in any order its edges allow, before and after every pass."""
+"""Tests that any graph has the same output before and after every pass, in any order that its edges allow."""
 
 from __future__ import annotations
 

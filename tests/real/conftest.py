@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BorrowedLoop(LoopThread):
-    """The loop on which the session's LLM lives; whoever owns it starts and stops it."""
+    """The loop on which the session's LLM runs. Its owner starts and stops it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class BorrowedLoop(LoopThread):
 
 
 class Borrowed:
-    """An engine that is started and stopped by its owner, not by the pools that use it."""
+    """An engine that its owner starts and stops, instead of the pools that use it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

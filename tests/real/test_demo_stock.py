@@ -1,4 +1,4 @@
-"""`teola demo`: the app in LangChain's own classes, and what makes it quicker."""
+"""Tests of the app of `teola demo` in LangChain's own classes, and of the reasons why it gets faster."""
 
 from __future__ import annotations
 

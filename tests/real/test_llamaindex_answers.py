@@ -1,7 +1,7 @@
-"""LlamaIndex engines on real models: the answers, passages and streams of the plain engine.
+"""Tests of LlamaIndex engines on real models: the answers, passages and streams of the original.
 
-`OpenAILike` on vLLM's own API server, bound to an engine, with the user's own embedding model and store; and `TeolaLLM`
-on the session's vLLM, with the pool's own embedder and PostgreSQL.
+One app has `OpenAILike` on vLLM's API server, bound to an engine, with own embeddings and store. The other has
+`TeolaLLM` on the session's vLLM, with the pool's embedder and PostgreSQL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LlamaIndex's own sentence-transformers objects on engines give what they give alone; an index on real engines."""
+"""Tests of LlamaIndex's sentence-transformers objects on engines: they give what they give alone."""
 
 from __future__ import annotations
 

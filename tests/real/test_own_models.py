@@ -1,4 +1,4 @@
-"""The user's own, stock objects on engines give what they give alone: vLLM's own API server, real models."""
+"""Tests of stock objects of the user's on real engines and vLLM's own API server: they give what they give alone."""
 
 from __future__ import annotations
 

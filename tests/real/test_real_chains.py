@@ -1,4 +1,4 @@
-"""The demo's chains on real engines: plain and accelerated give the same, and the four passes do something."""
+"""Tests of the demo's chains on real engines: equal results, and all four passes change the plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Four graphs of the benchmark on vLLM, MiniLM and PostgreSQL: plain and accelerated end in the same state.
+"""Tests of four graphs of the benchmark on vLLM, MiniLM and PostgreSQL: original and accelerated end in the same state.
 
-The session's model is random: a schema says what it may write where that matters, and tools are demanded.
+The session's model is random, so a schema limits its answers where that matters, and tools are forced.
 """
 
 from __future__ import annotations

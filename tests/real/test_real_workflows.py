@@ -1,4 +1,4 @@
-"""A workflow on real engines: an uploaded document, PostgreSQL with pgvector, MiniLM, vLLM."""
+"""Tests of a workflow on real engines: an uploaded document, PostgreSQL with pgvector, MiniLM, vLLM."""
 
 from __future__ import annotations
 

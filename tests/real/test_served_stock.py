@@ -1,4 +1,4 @@
-"""`engines="auto"` on vLLM's own API server and MiniLM: the answers of the plain objects, and no request more."""
+"""Tests of `engines="auto"` on vLLM's own API server and MiniLM: the original's answers, and no more requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's own standard suites on real engines: vLLM, MiniLM, PostgreSQL with pgvector."""
+"""LangChain's own standard test suites on real engines: vLLM, MiniLM, PostgreSQL with pgvector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`EmbeddingServer` on vLLM's own API server, with the packaged embedding model."""
+"""Tests of `EmbeddingServer` on vLLM's own API server, with the packaged embedding model."""
 
 from __future__ import annotations
 

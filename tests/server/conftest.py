@@ -16,7 +16,7 @@ def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @pytest.fixture
 def tab(one_tab: Tab) -> Iterator[Tab]:
-    """What its console tells as an error fails the test."""
+    """Return a browser page. An error in its console fails the test."""
     one_tab.faults.clear()
     one_tab.shape(1240, 900)
     yield one_tab

@@ -1,4 +1,4 @@
-"""The tutorial docs/serve-many-apps.md from an empty folder, and the settings in YAML that documents show."""
+"""Tests of the tutorial docs/serve-many-apps.md from an empty folder, and of the YAML settings in the documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask what: keys, caps, limits; requests that join a query; admission by the goal."""
+"""Tests of access: keys, caps, limits, requests that join a query, and admission by the goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps as models: what they answer is what they answer without the server."""
+"""Tests of apps as models of the API: their answers are those that they give without the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in a real browser: what they show, by keyboard alone, light and dark, on a phone, without a fault."""
+"""Tests of the pages in a real browser: content, keyboard, light and dark, on a phone, without errors."""
 
 from __future__ import annotations
 

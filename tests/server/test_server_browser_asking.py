@@ -1,4 +1,4 @@
-"""Asking on the pages, in a real browser: documents, settings, and answers to graphs that wait for somebody."""
+"""Tests of queries from the pages in a real browser: documents, settings, and answers to graphs that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that keep checkpoints: they stop to ask somebody, and go on where they were, after a crash, too."""
+"""Tests of graphs with checkpoints: they stop for a question and continue later, also after a crash."""
 
 from __future__ import annotations
 

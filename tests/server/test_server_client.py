@@ -1,4 +1,4 @@
-"""The typed client, sync and async, over real HTTP."""
+"""Tests of the typed client, sync and async, over real HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are killed with queries under way, and others on the same store: real processes, a real database."""
+"""Tests of servers that are killed with queries under way, and of others on the same store, with real processes."""
 
 from __future__ import annotations
 

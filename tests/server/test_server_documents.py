@@ -1,4 +1,4 @@
-"""Documents: uploaded, sent along, read safely, given to apps and models, kept, limited, forgotten."""
+"""Tests of documents: uploaded, sent with a query, parsed safely, used by apps, kept, limited, deleted."""
 
 from __future__ import annotations
 

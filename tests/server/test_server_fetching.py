@@ -1,4 +1,4 @@
-"""Documents by their address: what may be asked, and a table of attempts to reach what may not."""
+"""Tests of documents given by address: allowed addresses, and a table of attempts to reach forbidden ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goals and deadlines count from the first byte of a request: what is slow to come is a part of the time."""
+"""Tests that goals and deadlines count from the first byte of a request, so that slow uploads count, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make serve` prints can be run as it stands, and Ctrl-C leaves nothing behind."""
+"""Tests that the commands printed by `make serve` run as they are, and that Ctrl-C leaves nothing behind."""
 
 from __future__ import annotations
 

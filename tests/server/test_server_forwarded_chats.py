@@ -1,4 +1,4 @@
-"""An engine that is an OpenAI-compatible server: chats go through as they are."""
+"""Tests of an engine that is an OpenAI-compatible server: chats are forwarded unchanged."""
 
 from __future__ import annotations
 

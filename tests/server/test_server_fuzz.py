@@ -1,4 +1,4 @@
-"""Whatever is sent, the server answers, and never with a fault of its own; strangers get nothing."""
+"""Tests with random requests: the server answers each without an internal error, and strangers get nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`langgraph.json`: its graphs as apps of `teola serve` and as objects of `teola compare`, and what is wrong in one."""
+"""Tests of `langgraph.json`: its graphs in `teola serve` and `teola compare`, and errors in the file."""
 
 from __future__ import annotations
 

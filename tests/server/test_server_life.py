@@ -1,4 +1,4 @@
-"""Around the answers: ids, headers, hosts, sizes, clients that leave, the end of a server, TLS, the command."""
+"""Tests of the server apart from answers: ids, headers, hosts, sizes, lost clients, shutdown, TLS, the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's protocol on engines and apps, by the official client, by LangChain's `ChatAnthropic` and by hand."""
+"""Tests of Anthropic's protocol on engines and apps: with its own client, `ChatAnthropic` and plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see of a server: figures, spans, lines in the log; and what nobody may see there."""
+"""Tests of what operators see of a server, such as metrics, spans and log lines, and of what must stay hidden."""
 
 from __future__ import annotations
 

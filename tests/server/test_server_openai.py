@@ -1,4 +1,4 @@
-"""OpenAI's protocol on engines of the pool: over real HTTP, by the official client and by hand."""
+"""Tests of OpenAI's protocol on engines of the pool, by the official client and by plain HTTP."""
 
 from __future__ import annotations
 

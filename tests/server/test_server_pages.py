@@ -1,4 +1,4 @@
-"""The pages, in a real browser where there is one."""
+"""Tests of the pages, in a real browser if one is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries as resources: submitted, waited for, followed with reconnects, cancelled, forgotten, kept over crashes."""
+"""Tests of queries as resources: submitted, awaited, followed with reconnects, cancelled, deleted, kept."""
 
 from __future__ import annotations
 

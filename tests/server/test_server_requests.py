@@ -1,4 +1,4 @@
-"""Requests: null is not given, 0 and empty texts are values, and faults are refused by the name of the field."""
+"""Tests of the fields of requests: null means not given, 0 and empty texts are values, and errors name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole API by its own schema, over real HTTP: what fits it, and what does not, is no fault of the server."""
+"""Tests of the whole API from its own schema, over real HTTP: no request causes an internal error."""
 
 from __future__ import annotations
 

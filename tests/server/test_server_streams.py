@@ -1,4 +1,4 @@
-"""A streamed answer says the same as the whole one: every stream is folded, and compared with the whole answer."""
+"""Tests that every streamed answer, put together, equals the whole answer."""
 
 from __future__ import annotations
 

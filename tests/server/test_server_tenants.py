@@ -1,5 +1,7 @@
-"""Two tenants on one server: neither gets at anything of the other's, by whatever route; one that is forgotten leaves
-nothing behind."""
+"""Tests of two tenants on one server: neither reaches anything of the other by any route.
+
+A tenant that is deleted leaves nothing behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token ids instead of text: taken where their encoding is known, refused where it is not."""
+"""Tests of prompts as token ids: accepted if their encoding is known, refused otherwise."""
 
 from __future__ import annotations
 

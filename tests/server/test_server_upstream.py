@@ -1,4 +1,4 @@
-"""Replies of the server behind a carried engine: malformed ones are 502, and any text is passed on as valid JSON."""
+"""Tests of replies from the server behind an engine: malformed ones become 502, and any text becomes valid JSON."""
 
 from __future__ import annotations
 

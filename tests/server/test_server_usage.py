@@ -1,4 +1,4 @@
-"""What answers of apps tell of tokens: those of the pool's calls, and of models outside it where these tell."""
+"""Tests of the token usage in answers of apps: of the pool's calls, and of other models if they report it."""
 
 from __future__ import annotations
 

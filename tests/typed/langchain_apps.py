@@ -1,4 +1,4 @@
-"""LangChain and LangGraph, as people write them."""
+"""LangChain and LangGraph apps as people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex, as people write it."""
+"""LlamaIndex apps as people write them."""
 
 from __future__ import annotations
 

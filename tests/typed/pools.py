@@ -1,4 +1,4 @@
-"""Pools and engines, a pass and an engine of one's own, a program that asks a server."""
+"""Pools and engines, an own pass, an own engine, and a program that uses a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers have to refuse: each line with a mark, for the reason that stands there. Nothing else."""
+"""Code that type checkers must refuse: each marked line, for the reason that stands there, and no other line."""
 
 from __future__ import annotations
 

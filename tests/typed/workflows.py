@@ -1,4 +1,4 @@
-"""Workflows without a framework, and a component of one's own."""
+"""Workflows without a framework, and a component of the user's own."""
 
 from __future__ import annotations
 

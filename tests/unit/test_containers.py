@@ -1,4 +1,4 @@
-"""Containers are read without running code of the user's, and without using them up or changing them."""
+"""Tests that containers are read without running user code, using them up or changing them."""
 
 from __future__ import annotations
 

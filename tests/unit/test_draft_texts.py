@@ -1,4 +1,4 @@
-"""What the answer to a request may repeat, as the request tells."""
+"""Tests of the texts that an answer may repeat, as its request names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request keys: equal for the same types and contents, and for nothing else."""
+"""Tests that request keys are equal for equal types and contents, and only for these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings fail the tests; each that does not is named, with its reason."""
+"""Tests that warnings fail the tests, and that each exception is listed with its reason."""
 
 from __future__ import annotations
 

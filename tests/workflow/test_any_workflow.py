@@ -1,4 +1,4 @@
-"""Any workflow gives the same with all passes, without any, and as components run one after the other by hand."""
+"""Tests that any workflow gives the same result with all passes, without any, and run step by step."""
 
 from __future__ import annotations
 

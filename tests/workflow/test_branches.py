@@ -1,4 +1,4 @@
-"""What a branch may search for begins before its condition is known; the answer is that of the order."""
+"""Tests of branches whose searches start before their condition is known. The answer is that of the sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workflow in other collections than its own."""
+"""Tests of a workflow that runs in other collections than its own."""
 
 from __future__ import annotations
 

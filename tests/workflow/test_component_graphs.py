@@ -1,4 +1,4 @@
-"""What every shipped component becomes: its p-graph, and the e-graph on the profile of RTX 3090s."""
+"""Tests of the p-graph of every component, and of its e-graph on the profile of RTX 3090s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`>>`: order, lists side by side, joins of several flows, and what cannot be joined."""
+"""Tests of `>>`: order, parallel lists, joins of several flows, and what cannot be joined."""
 
 from __future__ import annotations
 

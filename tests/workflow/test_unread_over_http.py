@@ -1,4 +1,4 @@
-"""Servers over HTTP: of an answer that nobody will read, vLLM sends the first token and the rest."""
+"""Tests of answers without a reader from servers over HTTP: vLLM sends the first token, and then the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a query, and inputs: checked, frozen, as JSON."""
+"""Tests of settings and inputs of a query: checked, frozen, as JSON."""
 
 from __future__ import annotations
 

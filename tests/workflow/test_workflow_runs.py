@@ -1,4 +1,4 @@
-"""Deployed workflows on fake engines: results, streams, terms, failures, and many queries of one template."""
+"""Tests of deployed workflows on fake engines: results, streams, request contexts, failures, many queries."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ def llm_pool(shared_llm: ScriptedLLM) -> Iterator[EnginePool]:
 
 @pytest.fixture
 def llm(shared_llm: ScriptedLLM) -> ScriptedLLM:
-    """The engine behind `ChatTeola`, fresh for the test."""
+    """Return the engine behind `ChatTeola`, reset for the test."""
     shared_llm.__init__()  # type: ignore[misc]
     return shared_llm
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnginePool]:
-    """Fake embedder, reranker and store."""
+    """Create a pool of a fake embedder, reranker and store."""
     from teola_plugin.engines.fake import FakeEmbedder, FakeReranker, FakeStore
 
     with EnginePool.local(embedder=FakeEmbedder(), reranker=FakeReranker(), store=FakeStore()) as pool:
@@ -39,7 +39,7 @@ def pool() -> Iterator[EnginePool]:
 
 @pytest.fixture(scope="module")
 def fakes() -> Iterator[EnginePool]:
-    """Every fake engine."""
+    """Create a pool of all fake engines."""
     from teola_plugin.engines.fake import fake_engines
 
     with EnginePool.local(fake_engines()) as pool:

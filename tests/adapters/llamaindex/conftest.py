@@ -43,16 +43,16 @@ def collection() -> str:
 
 @pytest.fixture
 def payloads(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The payloads of all calls of the pool, in order."""
-    found: list[Any] = []
+    """Record the payloads of all calls of the pool, in order."""
+    recorded: list[Any] = []
     call = pool.runtime.call
 
-    def noted(kind: Any, engine: str, payloads: Any, **kwargs: Any) -> Any:
-        found.extend(payloads)
+    def record(kind: Any, engine: str, payloads: Any, **kwargs: Any) -> Any:
+        recorded.extend(payloads)
         return call(kind, engine, payloads, **kwargs)
 
-    monkeypatch.setattr(pool.runtime, "call", noted)
-    return found
+    monkeypatch.setattr(pool.runtime, "call", record)
+    return recorded
 
 
 # ------------------------------------------------------------ engines over an index
@@ -60,7 +60,7 @@ def payloads(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def stock(pool: EnginePool, request: pytest.FixtureRequest) -> Iterator[Library]:
-    """An index, and what engines are made of."""
+    """Create an index and the models from which engines are made."""
     made = library(pool, request.module.__name__)
     with settings(made.llm):
         yield made
@@ -68,21 +68,24 @@ def stock(pool: EnginePool, request: pytest.FixtureRequest) -> Iterator[Library]
 
 @pytest.fixture
 def loop_of_the_thread() -> Iterator[None]:
-    """LlamaIndex's sync code takes the thread's loop, or makes one that it never closes."""
+    """Close the event loop that LlamaIndex's sync code creates for the thread and leaves open."""
     with own_loop():
         yield
 
 
 @pytest.fixture
 def scripted(llm: ScriptedLLM) -> None:
-    """The engine says what `reply` says."""
+    """Make the engine answer as `reply` does."""
     llm.answer = reply
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code of the client runs as soon as its inputs are there. On threads, with engines that take no time, the plain
-    object may be the first to ask, and then nothing can be said of what the graph asks for."""
+def immediate_client_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run code of the client as soon as its inputs are there, instead of on threads.
+
+    With engines that take no time, the original could otherwise be faster than its plan, and a test could not tell what
+    the plan requests.
+    """
     run = ClientCode.run
 
     def short(self: ClientCode, query: str, function: Any, then: Any, **_: bool) -> None:

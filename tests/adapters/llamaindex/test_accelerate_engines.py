@@ -30,7 +30,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import Generate
 from teola_plugin.shims.llamaindex.records import is_older_than
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "immediate_client_code")
 ASKED = "what is there"
 
 

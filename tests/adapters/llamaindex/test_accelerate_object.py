@@ -38,7 +38,7 @@ from teola_plugin.engines.fake import FakeEmbedder
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.pool import EnginePool
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "immediate_client_code")
 ASKED = "what is there"
 
 

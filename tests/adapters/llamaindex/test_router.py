@@ -24,7 +24,7 @@ from teola_plugin import accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
 from teola_plugin.pool import EnginePool
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "at_once")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "immediate_client_code")
 ASKED = "what is there"
 ONE = '[{"choice": 2, "reason": "ships are what it is about"}]'
 TWO = '[{"choice": 2, "reason": "ships"}, {"choice": 1, "reason": "fields"}]'

@@ -24,7 +24,7 @@ from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.items import ItemStream
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "at_once")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "immediate_client_code")
 ASKED = "what is there"
 
 

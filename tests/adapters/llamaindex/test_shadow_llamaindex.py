@@ -24,7 +24,7 @@ from teola_plugin import accelerate
 from teola_plugin.adapters.shadow import ShadowReport
 from teola_plugin.errors import RegistrationError
 
-pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "at_once")
+pytestmark = pytest.mark.usefixtures("loop_of_the_thread", "scripted", "immediate_client_code")
 ASKED = "what is there"
 
 

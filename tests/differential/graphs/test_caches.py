@@ -29,11 +29,11 @@ def _keys(kit: Kit) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
-def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str, sooner: Side) -> None:
+def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str, accelerated_side: Side) -> None:
     """They are one graph: the second does not run the node again."""
-    kit = sooner.kit()
+    kit = accelerated_side.kit()
     made = cached_answer(kit)
-    two = [made, sooner.fast(made)]
+    two = [made, accelerated_side.fast(made)]
     before, after = [_called(graph, way) for graph in (two if first == "plain" else two[::-1])]
     assert kit.side_effects == {"model ran": 1}
     if way == "invoke":
@@ -55,10 +55,12 @@ def _other(kit: Kit) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nodes_with_equal_names_do_not_share_cache_entries(way: str, plainly: Side, sooner: Side) -> None:
+def test_nodes_with_equal_names_do_not_share_cache_entries(
+    way: str, original_side: Side, accelerated_side: Side
+) -> None:
     """The trap: what stands before a node must not be what the cache knows it by."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         results = [_called(side.fast(make(kit)), way) for make in (cached_answer, _other, cached_answer, _other)]
         assert kit.side_effects == {"model ran": 1, "retriever ran": 1}
@@ -66,7 +68,7 @@ def test_nodes_with_equal_names_do_not_share_cache_entries(way: str, plainly: Si
     assert found[0] == found[1]
 
 
-def test_cache_keys_of_chain_nodes_equal_the_originals(plainly: Side, sooner: Side) -> None:
+def test_cache_keys_of_chain_nodes_equal_the_originals(original_side: Side, accelerated_side: Side) -> None:
     """Of a chain the cache knows less than of a function: the same less."""
 
     def made(kit: Kit) -> Any:
@@ -76,14 +78,14 @@ def test_cache_keys_of_chain_nodes_equal_the_originals(plainly: Side, sooner: Si
         graph.add_edge(START, "say")
         return graph.compile(cache=kit.cache)
 
-    kits = [plainly.kit(), sooner.kit()]
-    for kit, side in zip(kits, (plainly, sooner), strict=True):
+    kits = [original_side.kit(), accelerated_side.kit()]
+    for kit, side in zip(kits, (original_side, accelerated_side), strict=True):
         _called(side.fast(made(kit)), "invoke")
     assert _keys(kits[0]) == _keys(kits[1])
 
 
-def test_cleared_cache_runs_the_node_again(plainly: Side, sooner: Side) -> None:
-    for side in (plainly, sooner):
+def test_cleared_cache_runs_the_node_again(original_side: Side, accelerated_side: Side) -> None:
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         graph = side.fast(cached_answer(kit))
         _called(graph, "invoke")
@@ -94,8 +96,8 @@ def test_cleared_cache_runs_the_node_again(plainly: Side, sooner: Side) -> None:
 
 
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
-def test_original_and_accelerated_entrypoint_share_cached_tasks(first: str, sooner: Side) -> None:
-    kit = sooner.kit()
+def test_original_and_accelerated_entrypoint_share_cached_tasks(first: str, accelerated_side: Side) -> None:
+    kit = accelerated_side.kit()
     llm = kit.llm
 
     @task(cache_policy=CachePolicy())
@@ -107,7 +109,7 @@ def test_original_and_accelerated_entrypoint_share_cached_tasks(first: str, soon
     def workflow(text: str) -> str:
         return ask(text).result()
 
-    two = [workflow, sooner.fast(workflow)]
+    two = [workflow, accelerated_side.fast(workflow)]
     one, other = two if first == "plain" else two[::-1]
     assert one.invoke("x") == other.invoke("x")
     assert kit.side_effects == {"asked": 1}

@@ -32,9 +32,11 @@ def _config(i: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["reducers", "waiting_edge", "independent_steps"])
-def test_graph_called_from_many_threads_gives_the_originals_results(name: str, plainly: Side, sooner: Side) -> None:
+def test_graph_called_from_many_threads_gives_the_originals_results(
+    name: str, original_side: Side, accelerated_side: Side
+) -> None:
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit, given = _numbered(side)
         graph = side.fast(GRAPHS[name].build(kit))
         side.counts.clear()
@@ -45,9 +47,11 @@ def test_graph_called_from_many_threads_gives_the_originals_results(name: str, p
 
 
 @pytest.mark.parametrize("name", ["reducers", "waiting_edge", "independent_steps"])
-async def test_graph_called_from_many_tasks_gives_the_originals_results(name: str, plainly: Side, sooner: Side) -> None:
+async def test_graph_called_from_many_tasks_gives_the_originals_results(
+    name: str, original_side: Side, accelerated_side: Side
+) -> None:
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit, given = _numbered(side)
         graph = side.fast(GRAPHS[name].build(kit))
         side.counts.clear()
@@ -58,10 +62,12 @@ async def test_graph_called_from_many_tasks_gives_the_originals_results(name: st
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "debug"])
 @pytest.mark.parametrize("name", ["independent_steps", "subgraph_as_node", "agent"])
-def test_closed_graph_stream_saves_the_originals_state(name: str, mode: str, plainly: Side, sooner: Side) -> None:
+def test_closed_graph_stream_saves_the_originals_state(
+    name: str, mode: str, original_side: Side, accelerated_side: Side
+) -> None:
     """After its first chunk; the next call goes on from what was saved."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         graph, recorder = side.fast(GRAPHS[name].build(kit)), Recorder()
         given = GRAPHS[name].turns[0].given
@@ -76,9 +82,11 @@ def test_closed_graph_stream_saves_the_originals_state(name: str, mode: str, pla
 
 
 @pytest.mark.parametrize("name", ["independent_steps", "independent_async_steps", "subgraph_as_node", "agent"])
-async def test_closed_async_graph_stream_saves_the_originals_state(name: str, plainly: Side, sooner: Side) -> None:
+async def test_closed_async_graph_stream_saves_the_originals_state(
+    name: str, original_side: Side, accelerated_side: Side
+) -> None:
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         graph, recorder = side.fast(GRAPHS[name].build(side.kit())), Recorder()
         stream = graph.astream(GRAPHS[name].turns[0].given, {**_config(0), "callbacks": [recorder]}, durability="sync")
         first = await anext(stream)
@@ -89,10 +97,10 @@ async def test_closed_async_graph_stream_saves_the_originals_state(name: str, pl
     assert found[0] == found[1]
 
 
-def test_stream_read_by_several_threads_has_the_originals_chunks(plainly: Side, sooner: Side) -> None:
+def test_stream_read_by_several_threads_has_the_originals_chunks(original_side: Side, accelerated_side: Side) -> None:
     """Every chunk in a context of its own."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         graph = side.fast(GRAPHS["subgraph_as_node"].build(side.kit()))
         stream = graph.stream({"question": "q"}, _config(0), stream_mode=["values", "messages"], subgraphs=True)
         chunks: list[Any] = []
@@ -105,11 +113,11 @@ def test_stream_read_by_several_threads_has_the_originals_chunks(plainly: Side, 
 
 @pytest.mark.parametrize("left_after", [0, 3, 99])
 async def test_async_stream_read_by_several_tasks_has_the_originals_chunks(
-    left_after: int, plainly: Side, sooner: Side
+    left_after: int, original_side: Side, accelerated_side: Side
 ) -> None:
     """And closed by yet another one."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         graph = side.fast(GRAPHS["subgraph_as_node"].build(side.kit()))
         stream = graph.astream({"question": "q"}, _config(0), stream_mode=["values", "updates"], durability="sync")
         chunks: list[Any] = []
@@ -124,10 +132,12 @@ async def test_async_stream_read_by_several_tasks_has_the_originals_chunks(
     assert found[0] == found[1]
 
 
-async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: Side, sooner: Side) -> None:
+async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(
+    original_side: Side, accelerated_side: Side
+) -> None:
     """In the middle of a node; what was saved before is there, and the graph can be called again."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit, inside = side.kit(), asyncio.Event()
         llm = kit.llm
 
@@ -154,9 +164,9 @@ async def test_cancelled_graph_call_can_be_resumed_as_in_the_original(plainly: S
     assert found[0] == found[1]
 
 
-def test_abandoned_streams_leave_the_graph_usable(sooner: Side) -> None:
+def test_abandoned_streams_leave_the_graph_usable(accelerated_side: Side) -> None:
     """A generator that nobody reads to its end is closed with its query."""
-    graph = sooner.fast(GRAPHS["independent_steps"].build(sooner.kit()))
+    graph = accelerated_side.fast(GRAPHS["independent_steps"].build(accelerated_side.kit()))
     garbage.freeze_objects()
     for i in range(3):
         for _ in graph.stream({"question": "q"}, _config(i)):
@@ -165,10 +175,10 @@ def test_abandoned_streams_leave_the_graph_usable(sooner: Side) -> None:
     assert graph.last_trace() is not None
 
 
-def test_threads_started_by_a_node_behave_as_in_the_original(plainly: Side, sooner: Side) -> None:
+def test_threads_started_by_a_node_behave_as_in_the_original(original_side: Side, accelerated_side: Side) -> None:
     """Of its own, and of a pool of its own: they know nothing of the run."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         llm = kit.llm
 
@@ -193,10 +203,10 @@ def test_threads_started_by_a_node_behave_as_in_the_original(plainly: Side, soon
     assert found[0][1] == found[1][1]
 
 
-async def test_sync_graph_call_works_inside_a_running_loop(plainly: Side, sooner: Side) -> None:
+async def test_sync_graph_call_works_inside_a_running_loop(original_side: Side, accelerated_side: Side) -> None:
     """A notebook cell, and a node in async code that calls a graph without awaiting it."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         inner = side.fast(GRAPHS["private_channels"].build(kit))
 
@@ -211,10 +221,10 @@ async def test_sync_graph_call_works_inside_a_running_loop(plainly: Side, sooner
     assert found[0] == found[1]
 
 
-def test_recursive_graph_gives_the_originals_result(plainly: Side, sooner: Side) -> None:
+def test_recursive_graph_gives_the_originals_result(original_side: Side, accelerated_side: Side) -> None:
     """By the name of the accelerated one."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit, known = side.kit(), {}
         llm = kit.llm
 
@@ -235,10 +245,12 @@ WRONG = ({"recursion_limit": 0}, {"configurable": {"checkpoint_id": "none"}}, {"
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_invalid_graph_config_raises_the_originals_error(wrong: Any, plainly: Side, sooner: Side) -> None:
+def test_invalid_graph_config_raises_the_originals_error(
+    wrong: Any, original_side: Side, accelerated_side: Side
+) -> None:
     """The same error, before anything runs."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         graph = side.fast(GRAPHS["private_channels"].build(side.kit()))
         with pytest.raises(Exception) as caught:
             graph.invoke({"question": "q"}, {**_config(0), **wrong})

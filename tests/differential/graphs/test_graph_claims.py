@@ -39,8 +39,8 @@ def _by(trace: QueryTrace) -> Counter[str]:
 @pytest.mark.parametrize("name", AHEAD)
 def test_prefetched_work_of_graphs_is_mostly_claimed(name: str) -> None:
     case, found = GRAPHS[name], Counter[str]()
-    with side(accelerated=True) as sooner:
-        graph = sooner.fast(case.build(sooner.kit()))
+    with side(accelerated=True) as accelerated_side:
+        graph = accelerated_side.fast(case.build(accelerated_side.kit()))
         way = RUNNABLE["ainvoke" if case.only == "async" else "invoke"]
         for turn in case.turns:
             with contextlib.suppress(ValueError):  # a tool of one of them fails

@@ -31,16 +31,20 @@ def _chosen() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "way"), list(_chosen()))
-def test_graph_behaves_as_the_original(name: str, way: str, plainly: Side, sooner: Side) -> None:
+def test_graph_behaves_as_the_original(name: str, way: str, original_side: Side, accelerated_side: Side) -> None:
     case = GRAPHS[name]
-    assert not differences(plainly.see(case, way), sooner.see(case, way), case)
+    assert not differences(original_side.see(case, way), accelerated_side.see(case, way), case)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graph_behaves_as_the_original_at_every_entry_point(name: str, plainly: Side, sooner: Side) -> None:
+def test_graph_behaves_as_the_original_at_every_entry_point(
+    name: str, original_side: Side, accelerated_side: Side
+) -> None:
     case = GRAPHS[name]
-    found = {way: differences(plainly.see(case, way), sooner.see(case, way), case) for way in ways_of(case)}
+    found = {
+        way: differences(original_side.see(case, way), accelerated_side.see(case, way), case) for way in ways_of(case)
+    }
     assert not {way: how for way, how in found.items() if how}
 
 
@@ -50,13 +54,15 @@ REST = [(name, ("accelerated", "plain")[at % 2]) for at, name in enumerate(RESUM
 
 
 @pytest.mark.parametrize(("name", "first"), [*HALF, *(pytest.param(*one, marks=pytest.mark.long) for one in REST)])
-def test_original_and_accelerated_graph_resume_each_other(name: str, first: str, plainly: Side, sooner: Side) -> None:
+def test_original_and_accelerated_graph_resume_each_other(
+    name: str, first: str, original_side: Side, accelerated_side: Side
+) -> None:
     """Turn by turn the other graph: each reads the other's checkpoints, pending writes, caches and stores."""
     case, way = GRAPHS[name], "invoke" if GRAPHS[name].only == "sync" or len(name) % 2 else "ainvoke"
-    kit = sooner.kit()
-    two = [case.build(kit), sooner.fast(case.build(kit))]
-    crossed = sooner.see(case, way, two if first == "plain" else two[::-1], kit)
-    assert not differences(plainly.see(case, way), crossed, case)
+    kit = accelerated_side.kit()
+    two = [case.build(kit), accelerated_side.fast(case.build(kit))]
+    crossed = accelerated_side.see(case, way, two if first == "plain" else two[::-1], kit)
+    assert not differences(original_side.see(case, way), crossed, case)
 
 
 OPTIONS: list[dict[str, Any]] = [{"passes": ()}, {"speculate": "off"}, {"speculate": "all"}, {"pool": None}]
@@ -67,15 +73,15 @@ SOME = ("agent_with_read_only_tools", "asks_in_a_subgraph", "corrective_rag", "m
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", SOME)
 def test_graph_with_other_options_behaves_as_the_original(
-    name: str, options: dict[str, Any], plainly: Side, sooner: Side
+    name: str, options: dict[str, Any], original_side: Side, accelerated_side: Side
 ) -> None:
-    case, kit = GRAPHS[name], sooner.kit()
-    fast = accelerate(case.build(kit), **{"pool": sooner.pool, **options})
-    seen = sooner.see(case, "stream all", [fast], kit)
-    assert not differences(plainly.see(case, "stream all"), seen, case)
+    case, kit = GRAPHS[name], accelerated_side.kit()
+    fast = accelerate(case.build(kit), **{"pool": accelerated_side.pool, **options})
+    seen = accelerated_side.see(case, "stream all", [fast], kit)
+    assert not differences(original_side.see(case, "stream all"), seen, case)
 
 
-def test_two_runs_of_the_original_graph_are_equal(plainly: Side) -> None:
+def test_two_runs_of_the_original_graph_are_equal(original_side: Side) -> None:
     """What is compared is no matter of chance: else the other tests would say nothing."""
-    seen: list[Seen] = [plainly.see(GRAPHS["corrective_rag"], "stream all subgraphs") for _ in range(2)]
+    seen: list[Seen] = [original_side.see(GRAPHS["corrective_rag"], "stream all subgraphs") for _ in range(2)]
     assert not differences(*seen, GRAPHS["corrective_rag"])

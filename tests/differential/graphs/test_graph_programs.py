@@ -23,22 +23,24 @@ def slower() -> Iterator[Side]:
         yield made
 
 
-def _differs(seed: int, plainly: Side, sooner: Side) -> list[str]:
+def _differs(seed: int, original_side: Side, accelerated_side: Side) -> list[str]:
     case = program(seed)
     way = random.Random(seed).choice(["ainvoke", "astream all"] if case.only else ["invoke", "ainvoke", "stream all"])
-    return differences(plainly.see(case, way), sooner.see(case, way), case)
+    return differences(original_side.see(case, way), accelerated_side.see(case, way), case)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 15))
-def test_generated_graph_program_behaves_as_the_original(seed: int, plainly: Side, sooner: Side) -> None:
-    assert not _differs(seed, plainly, sooner)
+def test_generated_graph_program_behaves_as_the_original(
+    seed: int, original_side: Side, accelerated_side: Side
+) -> None:
+    assert not _differs(seed, original_side, accelerated_side)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pace", ["no latency", "some"])
 def test_many_generated_graph_programs_behave_as_the_original(
-    pace: str, plainly: Side, sooner: Side, slower: Side
+    pace: str, original_side: Side, accelerated_side: Side, slower: Side
 ) -> None:
-    fast = slower if pace == "some" else sooner
-    found = {seed: _differs(seed, plainly, fast) for seed in range(FIRST + 15, FIRST + 165)}
+    fast = slower if pace == "some" else accelerated_side
+    found = {seed: _differs(seed, original_side, fast) for seed in range(FIRST + 15, FIRST + 165)}
     assert not {seed: how for seed, how in found.items() if how}

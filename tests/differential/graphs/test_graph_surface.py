@@ -56,10 +56,10 @@ def _asked(graph: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_accelerated_graph_describes_itself_as_the_original(name: str, sooner: Side) -> None:
-    made = GRAPHS[name].build(sooner.kit())
+def test_accelerated_graph_describes_itself_as_the_original(name: str, accelerated_side: Side) -> None:
+    made = GRAPHS[name].build(accelerated_side.kit())
     before = dict(vars(made))
-    fast = sooner.fast(made)
+    fast = accelerated_side.fast(made)
     assert isinstance(fast, type(made)) and isinstance(fast, Pregel)
     assert _asked(fast) == _asked(made)
     assert set(dir(fast)) - set(dir(made)) <= MORE | {n for n in dir(fast) if n.startswith("_")}
@@ -69,9 +69,9 @@ def test_accelerated_graph_describes_itself_as_the_original(name: str, sooner: S
     assert fast.explain()
 
 
-async def test_async_graph_description_equals_the_originals(plainly: Side, sooner: Side) -> None:
+async def test_async_graph_description_equals_the_originals(original_side: Side, accelerated_side: Side) -> None:
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         graph = side.fast(GRAPHS["one_subgraph_for_two_nodes"].build(side.kit()))
         subgraphs = [(name, type(one).__name__) async for name, one in graph.aget_subgraphs(recurse=True)]
         found.append(((await graph.aget_graph(xray=True)).draw_mermaid(), subgraphs))
@@ -93,10 +93,12 @@ COPIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies_of_accelerated_graph_behave_as_the_originals(name: str, plainly: Side, sooner: Side) -> None:
+def test_copies_of_accelerated_graph_behave_as_the_originals(
+    name: str, original_side: Side, accelerated_side: Side
+) -> None:
     """Of the class of a graph, accelerated, and they do what the plain graph's copies do."""
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit = side.kit()
         made = _tried(lambda side=side, kit=kit: _copied(side, kit, name))
         found.append((made, kit.saver.storage.keys()))
@@ -116,17 +118,17 @@ def _error(call: Any) -> BaseException:
     return caught.value
 
 
-def test_pickling_a_graph_of_functions_raises(plainly: Side, sooner: Side) -> None:
+def test_pickling_a_graph_of_functions_raises(original_side: Side, accelerated_side: Side) -> None:
     """LangGraph's own graphs cannot be pickled; with a pool the reason is said before."""
-    made = GRAPHS["private_channels"].build(plainly.kit())
-    for graph in (made, sooner.fast(made)):
+    made = GRAPHS["private_channels"].build(original_side.kit())
+    for graph in (made, accelerated_side.fast(made)):
         error = _error(lambda graph=graph: pickle.dumps(graph))
         assert isinstance(error, AttributeError | TypeError | pickle.PicklingError | RegistrationError)
 
 
-def test_attributes_set_on_accelerated_graph_take_effect(plainly: Side, sooner: Side) -> None:
+def test_attributes_set_on_accelerated_graph_take_effect(original_side: Side, accelerated_side: Side) -> None:
     """As on the plain graph, and they are set on the original, too."""
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         made = GRAPHS["private_channels"].build(side.kit())
         graph = side.fast(made)
         graph.interrupt_before_nodes = ["draft"]
@@ -140,9 +142,9 @@ def test_attributes_set_on_accelerated_graph_take_effect(plainly: Side, sooner: 
 
 
 @pytest.mark.parametrize("setting", ["on the original", "on the accelerated graph"])
-def test_interrupt_set_later_stops_the_graph(setting: str, sooner: Side) -> None:
-    made = GRAPHS["private_channels"].build(sooner.kit())
-    fast = sooner.fast(made)
+def test_interrupt_set_later_stops_the_graph(setting: str, accelerated_side: Side) -> None:
+    made = GRAPHS["private_channels"].build(accelerated_side.kit())
+    fast = accelerated_side.fast(made)
     fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
     graph = made if setting == "on the original" else fast
     graph.interrupt_before_nodes = ["draft"]
@@ -150,16 +152,16 @@ def test_interrupt_set_later_stops_the_graph(setting: str, sooner: Side) -> None
     assert fast.get_state(CONFIG).next == ("draft",)
 
 
-def test_get_subgraphs_returns_the_users_objects(sooner: Side) -> None:
-    made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
-    fast = sooner.fast(made)
+def test_get_subgraphs_returns_the_users_objects(accelerated_side: Side) -> None:
+    made = GRAPHS["one_subgraph_for_two_nodes"].build(accelerated_side.kit())
+    fast = accelerated_side.fast(made)
     subgraphs = dict(fast.get_subgraphs())
     assert subgraphs and all(graph is dict(made.get_subgraphs())[name] for name, graph in subgraphs.items())
 
 
-def test_interrupt_set_later_on_a_subgraph_stops_it(sooner: Side) -> None:
-    made = GRAPHS["one_subgraph_for_two_nodes"].build(sooner.kit())
-    fast = sooner.fast(made)
+def test_interrupt_set_later_on_a_subgraph_stops_it(accelerated_side: Side) -> None:
+    made = GRAPHS["one_subgraph_for_two_nodes"].build(accelerated_side.kit())
+    fast = accelerated_side.fast(made)
     fast.invoke(QUESTION, {"configurable": {"thread_id": "first"}})
     name, inner = next(iter(made.get_subgraphs()))
     inner.interrupt_before_nodes = list(inner.builder.nodes)[:1]
@@ -170,11 +172,13 @@ def test_interrupt_set_later_on_a_subgraph_stops_it(sooner: Side) -> None:
 @pytest.mark.parametrize(
     "made", ["with_retry", "with_fallbacks", "with_types", "bind", "pick", "map", "with_listeners"]
 )
-def test_runnables_made_of_accelerated_graph_equal_the_originals(made: str, plainly: Side, sooner: Side) -> None:
+def test_runnables_made_of_accelerated_graph_equal_the_originals(
+    made: str, original_side: Side, accelerated_side: Side
+) -> None:
     """Runnables made of an accelerated graph are what LangChain makes of a plain one."""
     arguments: dict[str, Any] = {"with_fallbacks": ([],), "pick": ("answer",), "with_types": ()}
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         one = getattr(side.fast(GRAPHS["private_channels"].build(side.kit())), made)(*arguments.get(made, ()))
         given = [QUESTION] if made == "map" else QUESTION
         found.append((type(one).__name__, _tried(lambda one=one, given=given: one.invoke(given, CONFIG))))

@@ -134,14 +134,14 @@ def _told(side: Side, name: str, read_by: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_state_history_equals_the_originals(name: str, plainly: Side, sooner: Side) -> None:
+def test_state_history_equals_the_originals(name: str, original_side: Side, accelerated_side: Side) -> None:
     """What the accelerated graph wrote is read by the plain one."""
-    assert _told(sooner, name) == _told(plainly, name)
+    assert _told(accelerated_side, name) == _told(original_side, name)
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_accelerated_graph_reads_states_of_the_original(name: str, plainly: Side, sooner: Side) -> None:
-    assert _told(plainly, name, read_by=sooner.fast) == _told(plainly, name)
+def test_accelerated_graph_reads_states_of_the_original(name: str, original_side: Side, accelerated_side: Side) -> None:
+    assert _told(original_side, name, read_by=accelerated_side.fast) == _told(original_side, name)
 
 
 async def _async_story(graph: Any) -> Any:
@@ -154,9 +154,9 @@ async def _async_story(graph: Any) -> Any:
     return moved, await graph.aget_state(CONFIG, subgraphs=True), past, end, again
 
 
-async def test_async_state_history_equals_the_originals(plainly: Side, sooner: Side) -> None:
+async def test_async_state_history_equals_the_originals(original_side: Side, accelerated_side: Side) -> None:
     found = []
-    for side in (plainly, sooner):
+    for side in (original_side, accelerated_side):
         kit: Kit = side.kit()
         outcome = await _async_story(side.fast(GRAPHS["stopped_before_and_after"].build(kit)))
         names = Names()

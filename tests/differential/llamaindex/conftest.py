@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_loop_of_the_thread() -> None:
-    """Where a thread has none, LlamaIndex makes one for its sync entries, and leaves it open."""
+    """Close the event loop that LlamaIndex creates for sync entry points, and leaves open, if the thread has none."""
     asyncio.set_event_loop(None)

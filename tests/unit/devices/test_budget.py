@@ -1,4 +1,4 @@
-"""Who computes on which card and how much each may take: the rule of `engines.devices.budget`, case by case."""
+"""Tests of `engines.devices.budget`: which engine computes on which GPU, and how much memory each may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of devices: `cuda` and `cuda:0` are one, two cards are two."""
+"""Tests of names of devices: `cuda` and `cuda:0` are the same, and two GPUs are different."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden files of the passes: the text of a graph before and after. Rewrite them with `pytest --update-golden`."""
+"""Golden files of the passes: the text of a graph before and after. `pytest --update-golden` rewrites them."""
 
 from __future__ import annotations
 

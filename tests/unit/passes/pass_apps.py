@@ -1,4 +1,4 @@
-"""Graphs and engines that the tests of the passes share."""
+"""Graphs and engines that several tests of the passes use."""
 
 from __future__ import annotations
 

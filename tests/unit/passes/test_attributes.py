@@ -1,4 +1,4 @@
-"""Facts about primitives: typed, one home, and apart from what users' own passes say."""
+"""Tests of attributes of primitives: typed, stored in one place, separate from those of users' own passes."""
 
 from __future__ import annotations
 

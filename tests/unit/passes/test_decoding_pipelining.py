@@ -1,4 +1,4 @@
-"""Pass 4."""
+"""Tests of the pass that starts work on the first items of a list while the rest is still decoded."""
 
 from __future__ import annotations
 

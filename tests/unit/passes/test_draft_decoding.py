@@ -1,4 +1,4 @@
-"""Drafts: which answers are named for which prompts."""
+"""Tests of drafts: which earlier answers serve as drafts for which prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline, the registry of passes, the cache of optimised graphs, the estimates."""
+"""Tests of the pass pipeline, the registry of passes, the cache of optimised graphs, and the estimates."""
 
 from __future__ import annotations
 

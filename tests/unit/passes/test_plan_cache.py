@@ -1,4 +1,4 @@
-"""Which calls are planned anew, counted by what the pipeline runs."""
+"""Tests that a plan is made again only when needed, by counting the runs of the pipeline."""
 
 from __future__ import annotations
 

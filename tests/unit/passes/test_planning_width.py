@@ -1,4 +1,4 @@
-"""What planning a wide graph costs: linear in its width, in time and in what is kept."""
+"""Tests that planning a wide graph is linear in its width, in time and in memory."""
 
 from __future__ import annotations
 

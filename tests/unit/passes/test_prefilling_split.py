@@ -1,4 +1,4 @@
-"""Pass 3."""
+"""Tests of the pass that prefills the known part of a prompt before the rest is known."""
 
 from __future__ import annotations
 

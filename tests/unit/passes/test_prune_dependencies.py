@@ -1,4 +1,4 @@
-"""Pass 1."""
+"""Tests of the pass that removes order edges which data does not need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass 2."""
+"""Tests of the pass that divides large batches into stages."""
 
 from __future__ import annotations
 

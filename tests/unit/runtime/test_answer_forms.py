@@ -1,4 +1,4 @@
-"""A request that fixes the form of its answer is sent early only if the original asks for that form."""
+"""Tests of requests that fix the form of the answer: prefetched only if the original requests the same form."""
 
 from __future__ import annotations
 

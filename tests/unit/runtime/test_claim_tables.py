@@ -1,4 +1,4 @@
-"""Claim tables: who gets an entry, who may not, and what a table forgets."""
+"""Tests of claim tables: who gets an entry, who may not, and which entries are forgotten."""
 
 from __future__ import annotations
 

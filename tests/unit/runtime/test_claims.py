@@ -1,4 +1,4 @@
-"""What the plain object gets of early work, and what it never gets."""
+"""Tests of prefetched results: which of them the original gets, and which it never gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of the client runs off the loop, one function at a time for a query."""
+"""Tests that code of the client runs off the loop, one function at a time for each query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool that is closed says so, also to whoever is waiting; one that is started again is as good as new."""
+"""Tests of closed pools: also those who wait get a clear error, and a pool can be started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a caller has in its context is let go with its call: the pool's timers, which outlive calls, hold none of it."""
+"""Tests that the context of a caller is released with its call.
+
+Timers of the pool, which live longer, do not hold it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One timer for all deadlines."""
+"""Tests of the one timer for all deadlines."""
 
 from __future__ import annotations
 

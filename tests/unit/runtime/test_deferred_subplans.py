@@ -1,4 +1,4 @@
-"""Subplans that begin when they are called for, and subplans that fail or end early."""
+"""Tests of subplans that start when they are called for, and of subplans that fail or end early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bad request, a broken replica: nobody else is hurt. In virtual time, where waiting costs nothing."""
+"""Tests of bad requests and broken replicas, which harm no other request. In virtual time."""
 
 from __future__ import annotations
 

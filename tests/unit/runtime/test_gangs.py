@@ -1,4 +1,7 @@
-"""What the plain object asks for at once is a gang; what it waits for alone is not held up by other queries' gangs."""
+"""Tests of gangs: requests that the original makes at once.
+
+A single request does not wait for gangs of other queries.
+"""
 
 from __future__ import annotations
 

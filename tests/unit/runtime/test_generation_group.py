@@ -1,4 +1,4 @@
-"""What the stream of one request says of a prefilling and its decodings: pieces in, news out."""
+"""Tests of a prefilling with several decodings: their outcomes are read from the pieces of one stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What following a prompt as it grows costs, and how much is remembered of it."""
+"""Tests of a prompt that grows: the cost of following it, and how much of it is kept."""
 
 from __future__ import annotations
 

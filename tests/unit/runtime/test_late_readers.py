@@ -1,4 +1,4 @@
-"""Early generations that nobody reads: one piece at most, and who comes late reads what they would have read."""
+"""Tests of prefetched generations without a reader: one piece at most, and a late reader gets the whole text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local runtime on fake engines: graphs, claims, failures, cancellation, deadlines."""
+"""Tests of the local runtime on fake engines: graphs, claims, failures, cancellation, deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local runtime keeps the contract of runtimes."""
+"""Tests that the local runtime keeps the contract of runtimes."""
 
 from __future__ import annotations
 

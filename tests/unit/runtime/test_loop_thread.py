@@ -1,4 +1,4 @@
-"""A pool's own loop: nothing ends it but its end, and nobody waits for it for ever."""
+"""Tests of a pool's own loop: only closing the pool ends it, and nobody waits for it for ever."""
 
 from __future__ import annotations
 

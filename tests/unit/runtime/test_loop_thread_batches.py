@@ -1,4 +1,4 @@
-"""What many threads post to the pool's loop: one wake serves all that has come; nothing is lost or changes places."""
+"""Tests of posts from many threads to the pool's loop: one wake-up serves all, none is lost, and the order stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MAP from end to end: everything around the engines costs what its width is."""
+"""Tests of the overhead of a MAP: it is linear in the number of items."""
 
 from __future__ import annotations
 

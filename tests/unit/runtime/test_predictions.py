@@ -1,4 +1,4 @@
-"""Which early instance serves which item of a list."""
+"""Tests of which prefetched instance serves which item of a list."""
 
 from __future__ import annotations
 

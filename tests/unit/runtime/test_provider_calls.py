@@ -1,4 +1,4 @@
-"""Provider calls: made by whoever comes first, and claimed once by the other party."""
+"""Tests of provider calls: the first caller makes the call, and the other one claims it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds to the end of a query reach the engines' schedulers: planned, spliced in, called, and when it is due."""
+"""Tests that schedulers know the remaining time and the due time of every query, also of subplans and calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of requests: which caller gets which request, and until when."""
+"""Tests of the table of requests: which caller gets which request, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that several parts of one query need are made once, with the result that one part would get."""
+"""Tests of requests that several plans of one query need: they are made once, with the same result."""
 
 from __future__ import annotations
 

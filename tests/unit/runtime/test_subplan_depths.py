@@ -1,4 +1,4 @@
-"""The depths of subplans in the whole query, and which of them are a gang."""
+"""Tests of the depths of subplans in the whole query, and of the gangs among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time: exact clocks, the same order every time, and a clear error instead of waiting for ever."""
+"""Tests of virtual time: exact clocks, a fixed order, and a clear error instead of endless waiting."""
 
 from __future__ import annotations
 

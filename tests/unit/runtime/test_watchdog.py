@@ -1,4 +1,4 @@
-"""An engine that hangs: its callers are told, its slots come back, the pool closes. In virtual time."""
+"""Tests of engines that hang: callers get an error, slots are released, the pool closes. In virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: events in, instructions out. No clock, no engine."""
+"""Tests of the engine scheduler by tables of events and instructions, without a clock or an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps share an engine by weight; one app alone is served as if there were none."""
+"""Tests that apps share an engine by weight, and that one app alone is not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: events in, instructions out."""
+"""Tests of the graph scheduler by tables of events and instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of what passes and schedulers make: written and read in one place."""
+"""Tests of the ids that passes and schedulers create: written and parsed in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who passes whom in the line at a replica."""
+"""Tests of the order of requests that wait at a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs in, objectives out; and what the schedulers make of them."""
+"""Tests of the objectives of graphs, and of how schedulers use them."""
 
 from __future__ import annotations
 

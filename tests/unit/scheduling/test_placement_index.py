@@ -1,4 +1,4 @@
-"""The prefix index against a list of all prefixes."""
+"""Tests of the prefix index against a list of all prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of replicas against a sum over what was sent."""
+"""Tests of the load of replicas against a sum over all requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving and copying prefixes, worked by hand."""
+"""Tests of moving and copying prefixes, with examples worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine scheduler with several replicas that cache prefixes: the policy says which, E2 says where."""
+"""Tests of the engine scheduler with replicas that cache prefixes: the policy picks requests, E2 picks replicas."""
 
 from __future__ import annotations
 

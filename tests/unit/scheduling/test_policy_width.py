@@ -1,4 +1,4 @@
-"""Topology-aware batches from long queues: what is picked is what the plain form of the algorithm picks."""
+"""Tests of topology-aware batches from long queues against the simple form of the algorithm."""
 
 from __future__ import annotations
 

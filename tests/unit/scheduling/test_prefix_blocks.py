@@ -1,4 +1,4 @@
-"""The identity of a prompt: chained hashes, the same everywhere."""
+"""Tests of the identity of prompts: chained hashes, equal in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that runs again stands where it stood: everything that was known of it, and its turn."""
+"""Tests of requests that run again: they keep their place in the queue and all that is known of them."""
 
 from __future__ import annotations
 

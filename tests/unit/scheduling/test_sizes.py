@@ -1,4 +1,4 @@
-"""Small requests share slots of a static engine, but only those of a primitive that has many."""
+"""Tests of small requests that share slots of a static engine, if their primitive has many of them."""
 
 from __future__ import annotations
 

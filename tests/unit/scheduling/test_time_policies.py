@@ -1,4 +1,4 @@
-"""Tables: which query goes next by seconds to its end, and by when it is due."""
+"""Tests of the policies that order queries by remaining time and by due time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wide queries cost at the graph scheduler: linear in their width, however they become wide."""
+"""Tests of the graph scheduler's cost for wide queries: linear in their width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool of small engines, and LlamaIndex's objects on it."""
+"""A pool of small engines, and LlamaIndex objects on it."""
 
 from __future__ import annotations
 

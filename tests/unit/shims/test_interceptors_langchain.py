@@ -1,4 +1,4 @@
-"""LangChain's seam: provider methods that are wrapped where they are defined, and put back exactly."""
+"""Tests of LangChain's provider methods: wrapped in the classes that define them, and restored exactly."""
 
 from __future__ import annotations
 

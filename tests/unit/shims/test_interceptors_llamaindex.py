@@ -1,4 +1,4 @@
-"""LlamaIndex's provider methods: which they are, that they are intercepted, and put back exactly."""
+"""Tests of LlamaIndex's provider methods: which they are, that they are intercepted, and restored exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`support.private_names`: what it finds, and what it leaves alone."""
+"""Tests of `support.private_names`: what it finds, and what it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function of `shims.langchain` and `shims.openai`, on the installed packages and with the private name gone."""
+"""Tests of `shims.langchain` and `shims.openai` on the installed packages, and with a private name missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every record of `shims.llamaindex` on the installed version; and with a name gone: the plain answer, and why."""
+"""Tests of the records of `shims.llamaindex` on the installed version.
+
+With a name missing, the original runs and a reason is given.
+"""
 
 from __future__ import annotations
 

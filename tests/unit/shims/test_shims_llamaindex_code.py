@@ -1,4 +1,4 @@
-"""LlamaIndex's own code, as `shims.llamaindex` calls or overrides it: what its public entries give, but silent."""
+"""Tests of LlamaIndex's code as `shims.llamaindex` calls or overrides it: the same results, without events."""
 
 from __future__ import annotations
 

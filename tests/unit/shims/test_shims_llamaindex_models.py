@@ -1,4 +1,4 @@
-"""What `bind=` takes of the user's own models: `OpenAI` on a server that answers here, small models of the package."""
+"""Tests of the own models that `bind=` takes: `OpenAI` on a fake server, and small models of the package."""
 
 from __future__ import annotations
 

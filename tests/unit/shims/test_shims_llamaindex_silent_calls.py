@@ -1,4 +1,4 @@
-"""What an LLM would be asked and what is made of its answer, found out and made without an event."""
+"""Tests of prompts and answers of an LLM that are computed without events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shims.llamaindex.workflows`: on the installed version, and what happens without each name that it touches."""
+"""Tests of `shims.llamaindex.workflows` on the installed version, and with each private name missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a tool that calls an MCP server, read from what `langchain-mcp-adapters` has made."""
+"""Tests of reading the parts of a tool that calls an MCP server, as `langchain-mcp-adapters` makes them."""
 
 from __future__ import annotations
 

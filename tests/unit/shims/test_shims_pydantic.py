@@ -1,4 +1,4 @@
-"""What the validation of a model of Pydantic runs, by the schema that its core validates by."""
+"""Tests of which code runs when Pydantic validates a model, read from its core schema."""
 
 from __future__ import annotations
 

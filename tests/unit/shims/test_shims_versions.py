@@ -1,4 +1,4 @@
-"""Versions of frameworks: those that are supported, and what is said where one is not, or lacks a private name."""
+"""Tests of versions of frameworks: the supported ones, and the messages for others or for missing private names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrivals: drawn from a seed, with the rate, the bursts and the popularity that were asked for; traces."""
+"""Tests of arrivals: repeatable from a seed, with the configured rate, bursts and popularity, or from a trace file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows: found by watching an app, and replayed under load with the times that the app itself would have."""
+"""Tests of flows: recorded from an app, and replayed under load with the times of the app itself."""
 
 from __future__ import annotations
 

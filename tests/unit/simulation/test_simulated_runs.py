@@ -1,4 +1,4 @@
-"""Queries on a cluster in virtual time: exact latencies by hand, the same run every time, what is counted."""
+"""Tests of simulated clusters in virtual time: latencies worked by hand, repeatable runs, and counts."""
 
 from __future__ import annotations
 

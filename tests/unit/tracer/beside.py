@@ -1,4 +1,4 @@
-"""Runs a traced template with fake engines, opaque values given: what the runtime computes beside the plain object."""
+"""Runs a traced template with fake engines and given opaque values. Returns what the plan computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions as people write them for graphs, and what is asked of engines before they run."""
+"""Functions as people write them for graphs, and the requests that are made before they run."""
 
 from __future__ import annotations
 

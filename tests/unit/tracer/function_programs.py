@@ -1,4 +1,4 @@
-"""Functions made from a seed: they call models, search, loop and branch, as nodes of graphs do."""
+"""Random functions from a seed: they call models, search, loop and branch, as nodes of graphs do."""
 
 from __future__ import annotations
 

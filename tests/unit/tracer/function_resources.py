@@ -1,4 +1,4 @@
-"""A pool of fake engines, the objects that functions use, and functions that run in a query with a prefetching plan."""
+"""A pool of fake engines, the objects that functions use, and functions that run with a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny pool-backed objects: real LangChain classes that describe themselves to the tracer."""
+"""Small pool-backed objects: LangChain classes that describe themselves to the tracer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed items equal what the frameworks' parsers return for the whole text, however the text is cut."""
+"""Tests that items closed early equal those of the frameworks' parsers, however the text is cut."""
 
 from __future__ import annotations
 

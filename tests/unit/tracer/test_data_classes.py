@@ -1,4 +1,4 @@
-"""Data classes whose objects are made without code of the user's."""
+"""Tests of data classes whose objects are created without user code."""
 
 from __future__ import annotations
 

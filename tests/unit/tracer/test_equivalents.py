@@ -1,4 +1,4 @@
-"""Retrievers of langchain_classic that are planned as chains: never run as such, only expected."""
+"""Tests of retrievers of langchain_classic that are planned as chains, which are never run themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of functions never runs user code, raises, takes long, or reads a source that is not that of the code."""
+"""Tests that the reader of functions never runs user code, raises, takes long, or reads an outdated source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of random statements: what is prefetched for them is what they ask for, and none of it is wasted."""
+"""Tests of random functions: prefetched requests are those that the functions make, and none is wasted."""
 
 from __future__ import annotations
 

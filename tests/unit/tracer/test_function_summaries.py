@@ -1,4 +1,4 @@
-"""Summaries of functions: what they return and change, and the components that the next function goes on with."""
+"""Tests of summaries of functions: results, changes, and the components that the next function continues with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of functions (golden files). Their plans make the requests that the original functions make."""
+"""Tests of templates of functions (golden files). Their plans make the requests of the original functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which callables of a graph may run on the pool's loop: none that is the user's or a framework's."""
+"""Tests of which callables of a graph may run on the pool's loop: none of the user's or a framework's."""
 
 from __future__ import annotations
 

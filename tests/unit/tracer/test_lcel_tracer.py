@@ -1,4 +1,4 @@
-"""Chains -> templates and reports (golden files), and the templates' values against the plain chains'."""
+"""Tests of templates and reports of chains (golden files), and of the templates' values against the original chains."""
 
 from __future__ import annotations
 

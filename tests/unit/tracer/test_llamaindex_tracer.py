@@ -1,4 +1,4 @@
-"""LlamaIndex object -> template: what is understood, and why the rest is not. No engine runs."""
+"""Tests of templates of LlamaIndex objects: what is understood, and why the rest is not. No engine runs."""
 
 from __future__ import annotations
 

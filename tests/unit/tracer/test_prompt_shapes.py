@@ -1,4 +1,4 @@
-"""Prompt templates: parts, early rendering with unknown variables, and what is refused."""
+"""Tests of prompt templates: their parts, early rendering with unknown variables, and refusals."""
 
 from __future__ import annotations
 

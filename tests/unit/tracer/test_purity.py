@@ -1,4 +1,4 @@
-"""Which small functions are taken to be pure. What they are called with is checked when they run."""
+"""Tests of which small functions count as pure. Their arguments are checked when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose calls share nothing that changes: only their source tells, and what is not understood shares."""
+"""Tests of which functions have calls that share no mutable data, as far as their source shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions without a bound are user code. Those with one take no more than it says, and make nothing larger."""
+"""Tests of bounds on the work of functions: those without a bound are user code, the others keep to it."""
 
 from __future__ import annotations
 

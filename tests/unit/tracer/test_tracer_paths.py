@@ -1,4 +1,4 @@
-"""Watched paths against real runs: every opaque node's value is found where the template says."""
+"""Tests of watched paths against real runs: every opaque node's value is where the template says."""
 
 from __future__ import annotations
 

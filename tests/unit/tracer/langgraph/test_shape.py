@@ -1,4 +1,4 @@
-"""What is read of a compiled graph: its edges, how channels are updated, how far each node is from the end."""
+"""Tests of what is read from a compiled graph: edges, updates of channels, and the distance of nodes to the end."""
 
 from __future__ import annotations
 
