@@ -37,7 +37,7 @@ def pool() -> Iterator[EnginePool]:
 
 @pytest.fixture
 def no_loop() -> None:
-    """LlamaIndex's sync code takes the thread's loop if there is one, and nobody would close it."""
+    """Close the event loop that LlamaIndex's sync code would leave open."""
     asyncio.set_event_loop(None)
 
 
@@ -48,7 +48,7 @@ def test_every_app_file_is_tested() -> None:
 
 
 def inputs(app: App, question: str) -> dict[str, Any]:
-    """As its command line makes them."""
+    """Return inputs as the app's command line makes them."""
     arguments = type("Arguments", (), {"question": question, "document": None})
     return app.given(arguments)  # type: ignore[arg-type]
 
@@ -181,7 +181,7 @@ def test_html_and_pdf_are_read_by_llamaindex(tmp_path: Path) -> None:
 
 
 def pdf(text: str) -> bytes:
-    """One page with one line."""
+    """Return a PDF of one page with one line."""
     stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",

@@ -126,7 +126,7 @@ one_way = RunnableLambda(only_async)
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in the current folder, of which no test before has heard; its pools are dropped quietly."""
+    """Write a module with a new name into the current folder, and return the name. Its pools end without a warning."""
     name = f"app_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(APP)
     (tmp_path / "in.jsonl").write_text('{"question": "what?"}\n\n{"question": "why?"}\n')

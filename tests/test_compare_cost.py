@@ -184,7 +184,7 @@ silent = FakeListChatModel(responses=["an answer"])
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in the current folder, which has two models."""
+    """Write a module with two models into the current folder, and return its name."""
     name = f"costs_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(COMMAND_APP)
     (tmp_path / "in.jsonl").write_text('"what?"\n')

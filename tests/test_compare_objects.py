@@ -138,8 +138,10 @@ def cached():
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in the current folder, of which no test before has heard. What it made is dropped quietly:
-    pools that were never started, connections of LlamaIndex's memories."""
+    """Write a module with a new name into the current folder, and return the name.
+
+    Collect what it left without a warning: pools that never started, and connections of LlamaIndex's memories.
+    """
     name = f"apps_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(APP)
     monkeypatch.chdir(tmp_path)

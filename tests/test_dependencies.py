@@ -98,7 +98,7 @@ def modules() -> list[Path]:
 
 
 def imported(module: Path) -> Iterator[str]:
-    """Full names of modules, those inside functions too; not what only type checkers read."""
+    """Return the full names of imported modules, also inside functions, without those for type checkers only."""
     tree = ast.parse((ROOT / module).read_text())
     for node in unskipped(tree):
         if isinstance(node, ast.Import):
@@ -121,7 +121,7 @@ by_top = cache(packages_distributions)
 
 @cache
 def distribution_of(module: str) -> str:
-    """What has to be installed for `module`: of several that share a namespace, the one whose files it is of."""
+    """Return the distribution that `module` belongs to. If several share a namespace, its files decide."""
     found = sorted(set(by_top().get(module.partition(".")[0], ())))
     assert found, f"{module} is imported, and not installed here"
     path = module.replace(".", "/")
@@ -138,14 +138,14 @@ def plain(name: str) -> str:
 
 @cache
 def declared(extra: str) -> frozenset[str]:
-    """Distributions that the base and an extra name, with the extras that it includes."""
+    """Return the distributions that the base and an extra declare, including extras that the extra contains."""
     names = [Requirement(one) for one in [*PROJECT["dependencies"], *EXTRAS.get(extra, ())]]
     within = [inner for one in names if one.name == PROJECT["name"] for inner in one.extras]
     return frozenset(plain(one.name) for one in names).union(*map(declared, within))
 
 
 def extras_of(module: Path) -> tuple[str, ...]:
-    """Of the innermost folder in the table; the base is the extra without a name."""
+    """Return the extras of the innermost folder in the table. The base is the extra without a name."""
     return next((NEEDS[str(place)] for place in (module, *module.parents) if str(place) in NEEDS), ("",))
 
 

@@ -45,13 +45,13 @@ def test_every_generated_text_is_used() -> None:
 
 
 def fakes(name: str, given: str, drafts: Any = None) -> FakeEngine:
-    """In the place of the models that the documents name."""
+    """Return a fake engine in place of the model that a document names."""
     return next(engine for engine in fake_engines(rtx3090()) if engine.name == name)
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the code blocks take for granted."""
+    """Return the names that code blocks use without defining them."""
     monkeypatch.setattr(pools, "default_engine", fakes)
     made: dict[str, Any] = {}
     exec(GIVEN, made)
@@ -80,7 +80,7 @@ def test_tutorial_runs_from_an_empty_folder(document: Path, tmp_path: Path) -> N
 
 
 def anchors(document: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors of headings as GitHub makes them."""
     titles = re.findall(r"(?m)^#+ (.+)$", document.read_text())
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -16,7 +16,7 @@ from teola_plugin.cli.main import main
 
 
 def install(folder: Path, name: str, version: str, *requires: str) -> None:
-    """What pip leaves behind, for a package that is not there."""
+    """Create the files that pip leaves for a package, without the package."""
     made = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     made.mkdir()
     lines = [

@@ -77,7 +77,7 @@ def targets() -> frozenset[str]:
 
 @cache
 def own_flags() -> frozenset[str]:
-    """Flags of the commands, and those of the benchmarks and examples."""
+    """Return the flags of the commands, the benchmarks and the examples."""
     paths = [path for folder in ("benchmarks", "examples", "tools", "tests") for path in (ROOT / folder).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in paths if path != Path(__file__)]
     others = {flag for text in texts for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", text)}
@@ -86,7 +86,7 @@ def own_flags() -> frozenset[str]:
 
 @cache
 def identifiers() -> frozenset[str]:
-    """All words of the Python files of the repository, but for this one."""
+    """Return all words in the Python files of the repository except this one."""
     paths = [path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py")]
     texts = [path.read_text(encoding="utf-8") for path in {path.resolve() for path in paths} - {Path(__file__)}]
     return frozenset(word for text in texts for word in re.findall(r"\b[A-Za-z_]\w*", text))
@@ -94,7 +94,7 @@ def identifiers() -> frozenset[str]:
 
 @cache
 def own_definitions() -> frozenset[str]:
-    """Names of functions, parameters, fields and attributes that the sources define."""
+    """Return the names of functions, parameters, fields and attributes that the sources define."""
     pattern = re.compile(r"\bdef (\w+)|^\s+(?:self\.)?(\w+)\s*[:=][^:]|\b(\w+): |^class (\w+)", re.MULTILINE)
     return frozenset(
         name for path in SOURCES for found in pattern.findall(path.read_text(encoding="utf-8")) for name in found

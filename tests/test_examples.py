@@ -22,14 +22,14 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
 
 
 def expected(script: Path) -> str:
-    """What the docstring says it prints: the block behind the last `::`."""
+    """Return what the docstring says that the script prints: the block after the last `::`."""
     docstring = ast.get_docstring(ast.parse(script.read_text()), clean=True) or ""
     block = re.split(r"::\n\n", docstring)[-1]
     return textwrap.dedent("\n".join(line for line in block.splitlines() if line.startswith("    ") or not line))
 
 
 def measured(text: str) -> str:
-    """`text` with its figures of time, counts of the run and bars made equal."""
+    """Return `text` with equal figures of time, counts of the run and bars."""
     text = re.sub(r" *\d[\d.]* (s|ms|µs)\b", " # s", text)
     text = re.sub(r"\d+(\.\d+)? (times|chunks|primitives)", r"# \2", text)
     text = re.sub(r"\(\d+ on the critical path\)|primitives  \d+", "#", text)
@@ -81,7 +81,7 @@ def test_examples_with_further_checks_exist() -> None:
 
 @pytest.fixture(scope="module")
 def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Printed]:
-    """What the scripts of the chosen tests print, and the folder of each. Two run at a time: most of it is imports."""
+    """Run the scripts of the chosen tests, two at a time. Return what each prints, and its folder."""
 
     def begun(script: Path) -> tuple[Future[str], Path]:
         folder = tmp_path_factory.mktemp(script.stem)

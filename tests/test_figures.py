@@ -54,7 +54,7 @@ VERSION = (
 
 
 def prose(document: str) -> str:
-    """Its sentences in one line: no made tables (test_docs.py makes them again), no code, no links' targets."""
+    """Return a document's sentences in one line, without generated tables, code and targets of links."""
     text = (ROOT / document).read_text()
     for unread in (r"<!-- generated: .*?<!-- end -->", r"```.*?```", r"\]\([^)]*\)"):
         text = re.sub(unread, " ", text, flags=re.DOTALL)

@@ -62,7 +62,7 @@ class Hint:
 
 
 def _text(node: ast.AST, known: Mapping[str, ast.AST]) -> str:
-    """A literal as text; what is filled in at run time is `…`, alternatives of a conditional stand side by side."""
+    """Return a literal as text. Values known at run time become `…`, and alternatives are joined by ` | `."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -128,7 +128,7 @@ def _flags() -> frozenset[str]:
 
 @cache
 def _callables() -> dict[str, list[Any]]:
-    """What users may call, by its name, without what it is a method of."""
+    """Return everything that users may call, by its name. Methods have no class in their name."""
     found: dict[str, list[Any]] = {}
     for home in HOMES:
         module = importlib.import_module(home)
@@ -146,7 +146,7 @@ def _callables() -> dict[str, list[Any]]:
 
 @cache
 def _names() -> frozenset[str]:
-    """Of parameters, fields and settings, anywhere in the package."""
+    """Return the names of parameters, fields and settings anywhere in the package."""
     found: set[str] = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

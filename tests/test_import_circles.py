@@ -8,7 +8,7 @@ LARGEST = 3
 
 
 def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
-    """Sets of two and more modules of which each imports each, directly or not."""
+    """Return the sets of two or more modules that import each other, directly or indirectly."""
     found = ({m, *(graph.find_upstream_modules(m) & graph.find_downstream_modules(m))} for m in graph.modules)
     return {frozenset(circle) for circle in found if len(circle) > 1}
 

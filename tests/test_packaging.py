@@ -25,7 +25,7 @@ def setuptools() -> dict[str, Any]:
 
 
 def found_packages() -> dict[str, str]:
-    """Import name -> folder, from the `__init__.py` files. The links are not followed: their targets are walked."""
+    """Return the folder of each package, by import name. Links are not followed, because their targets are walked."""
     made = {}
     for top in ("teola_plugin", *OUTSIDE):
         for folder, below, files in os.walk(ROOT / top, followlinks=False):
@@ -63,7 +63,7 @@ def test_links_are_committed_as_links(name: str) -> None:
 
 
 def elsewhere(code: str, folder: Path) -> str:
-    """Runs `code` in a fresh interpreter whose current directory is not the project's."""
+    """Run `code` in a new interpreter whose current folder is not the project's."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

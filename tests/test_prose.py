@@ -38,7 +38,7 @@ PLAIN = (
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a document and a module that pass."""
+    """Create a repository with a document and a module that pass."""
     monkeypatch.setattr(check, "NOT_YET_CLEAN", ())
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").write_text("# A page\n\nThe package sends calls sooner.\n")

@@ -103,7 +103,7 @@ def test_public_modules_export_exactly_their_names(module: str) -> None:
 
 
 def fields(kind: type[errors.TeolaError]) -> dict[str, object]:
-    """A value for every keyword of the error's constructor."""
+    """Return a value for every keyword of the error's constructor."""
     values = {"retryable": True, "story": ("admitted", "failed")}
     names = [name for name in inspect.signature(kind).parameters if name != "message"]
     return {name: values.get(name, f"the {name}") for name in names}

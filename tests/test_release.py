@@ -19,7 +19,7 @@ PAGE = "[public_apps.json](public_apps.json), `python -m ...`: 2 cores, load 0.8
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one commit."""
+    """Create a repository with one commit."""
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "one.py").write_text("ONE = 1\n")
     monkeypatch.setattr(release, "ROOT", tmp_path)

@@ -27,7 +27,7 @@ def screenshots(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def size(picture: Path) -> tuple[int, int]:
-    """Width and height of a PNG, in pixels."""
+    """Return width and height of a PNG, in pixels."""
     head = picture.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", head[16:24])

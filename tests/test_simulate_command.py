@@ -32,7 +32,7 @@ def fast(pool: EnginePool) -> Any:
 
 
 def numbers(pool: EnginePool) -> Any:
-    """Nobody knows what it is asked with."""
+    """Return a Runnable whose input type is unknown."""
     from langchain_core.runnables import RunnableLambda
 
     def double(number: int) -> int:

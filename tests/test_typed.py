@@ -23,7 +23,7 @@ LENIENT = "# mypy: allow-redefinition, allow-untyped-defs, allow-incomplete-defs
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Errors by the file that they are in, as mypy writes them."""
+    """Return the errors of each file, as mypy writes them."""
     folder = tmp_path_factory.mktemp("blocks")
     for document in WITH_CODE:
         text = "\n\n".join([LENIENT + GIVEN, *code(document)])

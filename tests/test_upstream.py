@@ -161,7 +161,7 @@ def test_none():
 
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The command as a module; what it runs lies, and leaves its reports, in a folder of this test."""
+    """Return the command as a module. What it runs, and its reports, are in a folder of this test."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     module = importlib.import_module("upstream")
     monkeypatch.setattr(importlib.import_module("upstream_suites"), "HOME", tmp_path)

@@ -54,7 +54,7 @@ print(len([name for name in sys.modules if name.startswith("teola_plugin.")]))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built of a copy, since setuptools leaves things beside its sources."""
+    """Build the wheel from a copy, because setuptools leaves files next to its sources."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -69,7 +69,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], folder: Path | None = None) -> str:
-    """What it prints, in a process that knows nothing of the checkout."""
+    """Return what a process prints that does not see the checkout."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -77,7 +77,7 @@ def run(command: list[str], folder: Path | None = None) -> str:
 
 
 def environment(folder: Path, wheel: Path, extra: str) -> Path:
-    """The interpreter of a new environment with the wheel and what it, with an extra, asks for: nothing else."""
+    """Return the interpreter of a new environment with the wheel and its dependencies, and nothing else."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     run([*UV, "pip", "install", "--no-deps", "--python", str(python), str(wheel)])
@@ -89,7 +89,7 @@ def environment(folder: Path, wheel: Path, extra: str) -> Path:
 
 
 def closure(asking: Distribution, extra: str) -> Iterator[Distribution]:
-    """What is asked for, and what that asks for, as it is installed here: no network, no other versions."""
+    """Return the installed distributions of these requirements and of their requirements, without a network."""
     left, seen = [(asking, extra)], set[tuple[str, str]]()
     while left:
         current, chosen = left.pop()
@@ -105,7 +105,7 @@ def closure(asking: Distribution, extra: str) -> Iterator[Distribution]:
 
 
 def lend(needed: Distribution, site: Path) -> None:
-    """Its files as links, compiled ones too; programs outside of the folder of packages are not needed."""
+    """Link the files of a distribution into the environment, compiled ones included, programs excluded."""
     for file in needed.files or ():
         if ".." not in file.parts and "__pycache__" not in file.parts:
             source = Path(str(needed.locate_file(file)))

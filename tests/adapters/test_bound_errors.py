@@ -69,7 +69,7 @@ LLM: dict[str, Callable[[Any, str], Any]] = {
 
 
 def raised(ask: Callable[[Any, str], Any], model: Any, text: str) -> Any:
-    """The exception's class and its words; what came where there was none."""
+    """Return the class and the text of the exception, or the result if there was none."""
     try:
         return ask(model, text)
     except Exception as error:

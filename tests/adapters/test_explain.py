@@ -57,7 +57,7 @@ class Slow(BaseChatModel):
 
 
 class Hosted(Slow):
-    """One with async code of its own: several calls at once are what it was made for."""
+    """A model with async code of its own, so that it takes several calls at the same time."""
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         await asyncio.sleep(self.seconds)
@@ -69,7 +69,7 @@ def ask(text: str, model: Any) -> Any:
 
 
 def three(model: Any) -> Any:
-    """Three calls, the last of which needs the other two."""
+    """Return a chain of three calls. The last one needs the other two."""
     return (
         RunnablePassthrough.assign(a=ask("Rewrite {question}", model))
         .assign(b=ask("Shorten {question}", model))
@@ -108,7 +108,7 @@ def test_explain_gives_no_figure_before_a_measurement() -> None:
 
 
 async def timed(call: Awaitable[Any]) -> float:
-    """On the loop's clock."""
+    """Return the result and the seconds by the loop's clock."""
     clock = asyncio.get_running_loop()
     begun = clock.time()
     await call

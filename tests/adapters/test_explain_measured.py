@@ -37,7 +37,7 @@ class Pairs:
 
     @property
     def noise(self) -> float:
-        """The factor by which the original differs from itself."""
+        """Return the factor by which two runs of the original differ."""
         return max(LEAST_NOISE, max(self.original) / min(self.original))
 
     def allow(self, speed_up: float) -> bool:

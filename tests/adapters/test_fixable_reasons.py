@@ -54,14 +54,14 @@ class State(TypedDict, total=False):
 
 
 def arm(pool: EnginePool) -> Any:
-    """A chain with an arm that may be chosen."""
+    """Return a chain with a branch that may be chosen."""
     ask, model = ChatPromptTemplate.from_template, ChatTeola(pool=pool, max_tokens=4)
     judged = RunnablePassthrough.assign(verdict=ask("Is {x} a question?") | model | StrOutputParser())
     return judged | RunnableBranch((lambda x: x["verdict"] == "yes", ask("Answer {x}") | model), lambda x: "no")
 
 
 def node_that_may_run(pool: EnginePool) -> Any:
-    """A graph with a search in a node that the first one may choose."""
+    """Build a graph with a search in a node that the first node may choose."""
     model = ChatTeola(pool=pool, max_tokens=4)
     retriever = TeolaWebSearch(pool=pool, engine="web", k=1)
     graph = StateGraph(State)

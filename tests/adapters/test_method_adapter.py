@@ -93,7 +93,7 @@ def failing(calls: Calls) -> ToyApp:
 
 
 def equal(calls: Calls) -> ToyApp:
-    """Two calls with equal arguments stay two calls."""
+    """Return an app that makes two calls with equal arguments."""
     model = RemoteModel(calls)
     return ToyApp([Ask(model, "same {question}", "a"), Ask(model, "same {question}", "b"), Ask(model, "{a}{b}", "c")])
 

@@ -100,7 +100,7 @@ def test_calls_reported_as_prefetched_are_claimed_by_a_query(app: App, server: F
 
 
 def two_steps(model: Any) -> Any:
-    """A chain of two calls that need nothing of each other."""
+    """Return a chain of two independent calls."""
     ask = ChatPromptTemplate.from_template
     return RunnablePassthrough.assign(a=ask("A of {x}") | model).assign(b=ask("B of {x}") | model)
 
@@ -112,7 +112,7 @@ class State(TypedDict, total=False):
 
 
 def two_nodes(model: Any, **second: Any) -> Any:
-    """A graph of two nodes that need nothing of each other. `second`: options of the second node."""
+    """Build a graph of two independent nodes. `second`: options of the second node."""
     graph = StateGraph(State)
     graph.add_node("one", lambda state: {"a": model.invoke(f"A of {state['x']}").text})
     graph.add_node("two", lambda state: {"b": model.invoke(f"B of {state['x']}").text}, **second)
@@ -122,7 +122,7 @@ def two_nodes(model: Any, **second: Any) -> Any:
 
 
 def may_raise(model: Any) -> Any:
-    """A chain of two calls, with a parser between them that may raise."""
+    """Return a chain of two calls with a parser between them that may raise."""
     ask = ChatPromptTemplate.from_template
     first = RunnablePassthrough.assign(a=ask("A of {x}") | model | JsonOutputParser())
     return first.assign(b=ask("B of {x}") | model)
@@ -140,7 +140,7 @@ class OwnLLM(MockLLM):
 
 
 def accumulating(llm: Any) -> Any:
-    """A query engine that asks for each of two nodes."""
+    """Return a query engine that calls the model for each of two nodes."""
     index = VectorStoreIndex([TextNode(text=text) for text in ("a", "b")], embed_model=MockEmbedding(embed_dim=4))
     return index.as_query_engine(llm=llm, response_mode="accumulate")
 

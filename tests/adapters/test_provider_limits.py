@@ -30,7 +30,7 @@ DOCUMENTS = [f"document number {number}" for number in range(12)]
 
 
 class Refused(Exception):
-    """As OpenAI's client raises it."""
+    """An error as OpenAI's client raises it."""
 
     def __init__(self, status: int = 429, headers: dict[str, str] | None = None) -> None:
         super().__init__("too many requests")

@@ -44,7 +44,7 @@ SPACE = st.text(" \n", max_size=2)
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[list[Call], str]:
-    """Calls, and a text that spells them in one of the ways that models have."""
+    """Draw tool calls, and a text that spells them in one of the formats of models."""
     made = draw(st.lists(CALLS, min_size=1, max_size=4))
     around = draw(SPACE)
     way = draw(st.sampled_from(["one", "list", "tags", "tagged list", "open"]))

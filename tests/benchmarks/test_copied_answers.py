@@ -29,7 +29,7 @@ def answer(prompt: str, share: float, tokens: int = 60) -> str:
 
 
 def covered(text: str, sources: list[str]) -> int:
-    """Words that stand in runs of three and more in one of the sources."""
+    """Return the words that are part of a run of three or more words from one of the sources."""
     words, found = text.split(), set()
     for i in range(len(words) - 2):
         if any(" ".join(words[i : i + 3]) in source for source in sources):

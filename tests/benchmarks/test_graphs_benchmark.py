@@ -22,7 +22,7 @@ MACHINE = profiles.rtx3090()
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict[str, Any]]:
-    """What is told of each graph, for a small size."""
+    """Return the benchmark's row of each graph, for a small size."""
     made = {}
     with asyncio.Runner() as runner, make_kit(profiles.noop(), Size(4, 10), 0.0) as kit:
         for name, app in APPS.items():
@@ -49,7 +49,7 @@ def test_summary_covers_all_graphs(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def called(kit: Kit, name: str) -> Known:
-    """The calls of a plain run."""
+    """Return the calls of a run of the original."""
     app = APPS[name]
     kit.calls.clear()
     app.make(kit).invoke(app.given)

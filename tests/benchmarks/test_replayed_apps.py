@@ -21,7 +21,7 @@ used, and the replay takes 1 to 2 % longer than the application."""
 
 
 def off(app: str, name: str, rate: float, queries: int) -> tuple[float, float]:
-    """By how much the replay's mean and 95th percentile are off."""
+    """Return by how much the replay's mean and 95th percentile differ from the app's."""
     scheme, times = BY_NAME[name], list(itertools.islice(poisson(rate, 1), queries))
     flows = [flow(app, scheme, number) for number in range(queries)]
     quick = replay(cluster_of(scheme), flow_arrivals(app, flows, times))

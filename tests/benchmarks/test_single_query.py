@@ -35,7 +35,7 @@ async def fresh(bench: apps.Bench) -> None:
 
 
 async def both(name: str, tokens: int) -> tuple[float, float, float]:
-    """(plain, accelerated, bound), in virtual seconds."""
+    """Return the virtual seconds of the original, the accelerated app, and the bound."""
     bench = apps.fake_pool(profiles.rtx3090(), EnginePool.on_this_loop)
     async with bench.pool:
         make, least_of = APPS[name]

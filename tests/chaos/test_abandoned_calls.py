@@ -79,13 +79,13 @@ class Own(BaseChatModel):
 
 
 def chain_of(model: BaseChatModel) -> Runnable[Any, Any]:
-    """Two independent steps, and one behind them."""
+    """Return a chain of two independent steps, and a step after them."""
     ask = ChatPromptTemplate.from_template
     return RunnableParallel(a=ask("a {word}") | model, b=ask("b {word}") | model) | ask("then {a} {b}") | model
 
 
 def graph_of(model: BaseChatModel) -> Any:
-    """One node behind the other."""
+    """Build a graph of nodes in sequence."""
 
     def first(state: dict[str, Any]) -> dict[str, Any]:
         return {"word": model.invoke(f"first {state['word']}").text[:20]}
@@ -142,7 +142,7 @@ class World:
         return left + early
 
     def settled(self, seconds: float = 3.0) -> None:
-        """Nothing is at work any more."""
+        """Wait until no work is left."""
         deadline = time.monotonic() + seconds
         while left := self.busy():
             assert time.monotonic() < deadline, f"still at work: {left}"
@@ -166,7 +166,7 @@ def world(request: pytest.FixtureRequest, kind: str) -> Iterator[World]:
 
 
 def interrupted(work: Callable[[], object], after: float = 0.4) -> float:
-    """Seconds until Ctrl-C, as from the terminal, has ended it."""
+    """Return the seconds until the call ends after a Ctrl-C, sent as a terminal sends it."""
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
     timer.start()
@@ -283,7 +283,7 @@ def test_closing_the_loop_during_a_call_ends_its_requests(world: World) -> None:
 
 
 async def quick(world: World) -> Any:
-    """One more call, and its answer."""
+    """Make one more call, and return its answer."""
     if world.own:
         world.model.seconds = 0.0
     return await world.fast.ainvoke({"word": "x"})

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(autouse=True)
 def thrown_away() -> Iterator[None]:
-    """Here, where it is expected, and not in a later test."""
+    """Collect garbage here, where warnings are expected, so that no later test gets them."""
     yield
     gc.collect()
 
@@ -67,7 +67,7 @@ def world() -> Iterator[World]:
 
 
 def interrupted(work: Callable[[], object], after: float = 0.4) -> float:
-    """Seconds until Ctrl-C, as from the terminal, has ended it."""
+    """Return the seconds until the call ends after a Ctrl-C, sent as a terminal sends it."""
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
     timer.start()

@@ -174,7 +174,7 @@ def test_fork_during_calls_of_other_threads_does_not_hang(pool: EnginePool) -> N
 
 
 def own_chain() -> Any:
-    """Three independent steps of the user's own."""
+    """Return a chain of three independent steps on the user's own model."""
     model = SyncChat(says="own")
     ask = ChatPromptTemplate.from_template
     return RunnableParallel(

@@ -57,7 +57,7 @@ def status(pool: str, engine: str) -> dict[str, Any]:
 
 
 def until(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until the condition holds."""
+    """Return the seconds until the condition is true."""
     begun = time.monotonic()
     while time.monotonic() - begun < seconds:
         if condition():
@@ -71,7 +71,7 @@ def ask(number: int) -> Generate:
 
 
 def answer_of(pool: EnginePool, number: int) -> str:
-    """The answer; its pieces must make it up, so that nothing was said twice."""
+    """Return the answer. Its pieces must add up to it, so that none came twice."""
     handle = pool.call(K.PREFILLING, "llm", [ask(number)], stream=True)
     pieces = "".join(piece.text for piece in handle.pieces)
     [made] = handle.result(120)
@@ -153,7 +153,7 @@ def test_killed_actor_leaves_no_vllm_process(ray_address: str) -> None:
 
 
 def _engine_core(pid: int) -> int:
-    """The process in which vLLM computes."""
+    """Return the process in which vLLM computes."""
     below = psutil.Process(pid).children(recursive=True)
     return next(
         child.pid for child in below if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())

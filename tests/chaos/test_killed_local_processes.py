@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.postgres]
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """PostgreSQL's user can reach it; pytest's own folders cannot be entered by others."""
+    """Return a folder that PostgreSQL's user can enter, which pytest's own folders do not allow."""
     folder = Path(tempfile.mkdtemp(prefix="teola-test-"))
     folder.chmod(0o755)
     yield folder / "data"

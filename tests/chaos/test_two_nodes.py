@@ -23,7 +23,7 @@ ENGINE = {"kind": "fake", "replicas": 2, "cpus": 1, "options": {"like": "embedde
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A head and one more node, with a CPU each: a replica with one CPU has to go to either."""
+    """Start a head and one more node, with one CPU each, so that each gets one replica."""
     with ray_nodes(1, 1) as made:
         yield made
 

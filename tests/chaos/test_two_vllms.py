@@ -63,7 +63,7 @@ pytestmark = [
 
 
 def client(address: str, app: str) -> subprocess.Popen[str]:
-    """A process of its own, ready to ask."""
+    """Start a client process that waits for a question."""
     command = [sys.executable, "-c", CLIENT, address, app, json.dumps(QUESTIONS), str(llm_folder())]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     made = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True)
@@ -72,7 +72,7 @@ def client(address: str, app: str) -> subprocess.Popen[str]:
 
 
 def answers(*clients: subprocess.Popen[str]) -> list[list[Any]]:
-    """What they answer when they ask at the same time."""
+    """Return the answers of clients that ask at the same time."""
     for process in clients:
         assert process.stdin is not None
         process.stdin.write("go\n")
@@ -83,13 +83,13 @@ def answers(*clients: subprocess.Popen[str]) -> list[list[Any]]:
 
 
 def apps(engine: str) -> tuple[list[set[str]], set[str]]:
-    """The apps of each batch, and the replicas."""
+    """Return the apps of each batch, and the replicas."""
     batches = ray.get(actor(actor_name("vllms", engine)).recent_batches.remote())
     return [set(batch["apps"]) for batch in batches], {batch["replica"] for batch in batches}
 
 
 def known_blocks() -> dict[str, int]:
-    """Blocks of prefixes that placement knows of, by replica."""
+    """Return the number of prefix blocks that placement knows, by replica."""
     host = actor(actor_name("vllms", "llm"))
     found: dict[str, int] = ray.get(
         host.__ray_call__.remote(lambda self: {i: self.port.scheduler.router.index.blocks_on(i) for i in "01"})
@@ -98,7 +98,7 @@ def known_blocks() -> dict[str, int]:
 
 
 def replicas_tell_that_they_are_emptied() -> None:
-    """Only vLLM itself can have said so; what was sent stays known otherwise."""
+    """Check that each replica's cache is reported as empty. Only vLLM can report that."""
     assert sum(known_blocks().values()) > 0
     host = actor(actor_name("vllms", "llm"))
     ray.get(host.watch_closely.remote(0.3, 10.0))

@@ -123,7 +123,7 @@ def test_resources_held_by_other_pools_are_not_free(ray_address: str, monkeypatc
 
 
 def end(address: str, name: str) -> None:
-    """`down` would disconnect this process."""
+    """End the pool without `down`, which would disconnect this process."""
     import ray
 
     from teola_plugin.cluster import connection

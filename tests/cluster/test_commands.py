@@ -62,13 +62,13 @@ def teola(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def at_once(*commands: tuple[dict[str, str], tuple[str, ...]]) -> list[subprocess.CompletedProcess[str]]:
-    """Commands, each with its environment, that do not depend on each other: most of their time is imports."""
+    """Run independent commands in parallel, each with its environment, because most of their time is imports."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda command: teola(command[0], *command[1]), commands))
 
 
 def rays() -> set[int]:
-    """Processes of Ray on this machine."""
+    """Return the processes of Ray on this machine."""
     found = set()
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or [])
@@ -78,19 +78,19 @@ def rays() -> set[int]:
 
 
 def shared_memory() -> set[str]:
-    """What lies there, but for what the databases of other tests and scikit-learn's workers have."""
+    """Return the files in shared memory, without those of other tests' databases and scikit-learn's workers."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("PostgreSQL", "sem.loky"))}
 
 
 def open_sockets(pid: int) -> list[tuple[str, int]]:
-    """Where the process and all below it listen."""
+    """Return the addresses at which the process and its descendants listen."""
     one = psutil.Process(pid)
     found = [c for p in (one, *one.children(recursive=True)) for c in p.net_connections("inet")]
     return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
 
 
 def closed_to_others(env: dict[str, str], cache: Path) -> None:
-    """Everything listens on this machine alone, there is no Ray Client server, and a token is asked for."""
+    """Check that everything listens on this machine alone, without a Ray Client server, and requires a token."""
     [record] = [json.loads(path.read_text()) for path in (cache / "teola-plugin" / "pools").glob("*.json")]
     sockets = open_sockets(record["pid"])
     assert len(sockets) >= 8  # GCS, raylet, object manager, agents, a worker for each actor
@@ -148,7 +148,7 @@ def test_invalid_commands_are_reported_with_a_hint(env: dict[str, str], tmp_path
 
 
 def addresses() -> list[str]:
-    """This machine's, of IPv4."""
+    """Return this machine's IPv4 addresses."""
     return [one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET]
 
 

@@ -86,7 +86,7 @@ class SeesOneCard:
         assign_devices([self._host.engine])  # type: ignore[list-item]
 
     def tell(self) -> tuple[str, str, str]:
-        """(what Ray gave, what the engine computes on, how clients know it)."""
+        """Return the GPUs that Ray gave, that the engine computes on, and that clients know."""
         engine: Any = self._host.engine
         engine.versions = dict
         return os.environ["CUDA_VISIBLE_DEVICES"], engine.device, self._host.facts().profile.device
@@ -94,7 +94,7 @@ class SeesOneCard:
 
 @pytest.fixture
 def carried() -> Iterator[None]:
-    """Ray's processes do not find modules of tests: what is needed of them travels itself."""
+    """Pickle the classes of this module by value, because Ray's processes do not find modules of tests."""
     from ray import cloudpickle
 
     modules = sys.modules[__name__], sys.modules[FakeCuda.__module__]

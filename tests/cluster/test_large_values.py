@@ -32,7 +32,7 @@ INPUTS = {"texts": TEXTS, "chunks": CHUNKS}
 
 
 def index(collection: str) -> Graph:
-    """Embed, then store: only the store reads the vectors."""
+    """Return a graph that embeds and then stores. Only the store reads the vectors."""
     embed = Primitive("embed", K.EMBEDDING, "wide", named(texts=Ref("$input", ("texts",))), batchable=True).with_(
         attributes=Attributes(role="document")
     )
@@ -43,7 +43,7 @@ def index(collection: str) -> Graph:
 
 
 def chain_after(collection: str) -> Graph:
-    """Store, then embed, which is sent along with the storing."""
+    """Return a graph that stores and then embeds. The embedding is sent along with the storing."""
     read = named(chunks=Ref("$input", ("chunks",)), vectors=Ref("$input", ("vectors",)))
     store = Primitive("store", K.INGESTION, "store", read, batchable=True, attributes=Attributes(collection=collection))
     after = Primitive("after", K.EMBEDDING, "embedder", named(texts=Ref("$input", ("text",))), after=("store",))
@@ -51,7 +51,7 @@ def chain_after(collection: str) -> Graph:
 
 
 def in_store() -> int:
-    """Bytes in Ray's shared memory."""
+    """Return the bytes in Ray's shared memory."""
     name = "object_store_memory"
     return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0))
 
@@ -64,14 +64,14 @@ def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 def settled(condition: Callable[[], bool]) -> bool:
-    """`until`, of what a node says of itself, which is up to half a second old."""
+    """Wait until the condition is true of a node's report, which is up to half a second old."""
     time.sleep(0.5)
     return until(condition)
 
 
 @contextmanager
 def freed() -> Iterator[None]:
-    """What the body puts into shared memory is gone after it, without Python's collector."""
+    """Check that what the body puts into shared memory is freed after it, without Python's collector."""
     assert settled(lambda: in_store() < 1000)
     gc.disable()
     try:
@@ -94,7 +94,7 @@ def vectors(fakes_address: str) -> list[Any]:
 
 
 def lost(kept: list[Any]) -> bool:
-    """Nobody can read them. Ray lets a dead owner's objects be read for a moment after it counts them as freed."""
+    """Return True if none of the objects can be read. Ray allows it for a moment after it counts them as freed."""
     for ref in {one.batch.ref for one in kept}:
         try:
             ray.get(ref, timeout=5)

@@ -87,7 +87,7 @@ def test_loopback_address_is_not_replaced(constants: Any, monkeypatch: pytest.Mo
 
 
 def made(*missing: str) -> Any:
-    """A Ray that counts its readings of the environment, without some names."""
+    """Create a stand-in for Ray that counts reads of the environment, and that lacks some names."""
     read: list[str] = []
     loader = {"reset_cache": lambda: read.append("loader")}
     raylet = {

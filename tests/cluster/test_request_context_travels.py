@@ -39,7 +39,7 @@ def request(name: str = "r1") -> Request:
 
 
 def context_at(host: Host) -> tuple[str, dict[str, Any]]:
-    """Tenant and terms of what it was asked for last; sessions and gangs as the client named them."""
+    """Return tenant and request context of the last request; sessions and gangs as the client named them."""
     request, context = host.requests[-1]
     found = {name: getattr(context, name) for name in (*FIELDS, "gang")}
     return request.tenant, {**found, **{name: found[name].partition("|")[2] for name in ("session", "gang")}}
@@ -162,7 +162,7 @@ async def test_unserializable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch
 
 
 class ForeignHost(Host):
-    """What it packs is of a module that nobody can import afterwards."""
+    """A host whose values belong to a module that cannot be imported afterwards."""
 
     def _pack_events(self, number: int, messages: Sequence[RequestEvent]) -> Parcel:
         with pytest.MonkeyPatch.context() as patch:

@@ -129,14 +129,14 @@ def test_model_of_another_server_is_refused(carried: tuple[EnginePool, OpenAIStu
 
 
 def facade(engine: EmbeddingEngine) -> Any:
-    """A pool as `connect` sees it, of what a replica with this engine tells."""
+    """Create a pool as `connect` does, from the report of a replica with this engine."""
     facts = EngineFacts(engine.name, engine.kinds, engine.profile, {}, ("0",), settings_of(engine))
     there = SharedEngine(pickle.loads(pickle.dumps(facts)))
     return _Facade(there)
 
 
 class _Facade(EnginePool):
-    """Of one engine that nobody runs."""
+    """A pool of one engine that does not run."""
 
     engine_names = property(lambda self: (self._there.name,))  # type: ignore[assignment]
     shared = property(lambda self: True)  # type: ignore[assignment]

@@ -146,7 +146,7 @@ def test_engine_errors_reach_the_client(shared: EnginePool) -> None:
 
 
 class OnlyHere:
-    """Of a module that the cluster cannot import under this name."""
+    """A class of a module that the cluster cannot import under this name."""
 
     __module__ = "__main__"
 

@@ -32,7 +32,7 @@ class Line:
 
 
 async def lost_and_found(listener: PortReports, *, read: bool) -> tuple[SharedPort, Line]:
-    """A request of which `one two` was said when the host was lost; it was sent again."""
+    """Send a request whose host is lost after the pieces `one two`, and which is then sent again."""
     one = SharedPort("pool", SharedEngine(FACTS), Hello("me", 1, (3, 11), "1"), listener.listener())
     line = one._link = Line()  # type: ignore[assignment]
     made = entry("a", stream=read)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def url(fakes_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server on the pool `fakes`."""
+    """Start a server on the pool `fakes`. Return its address."""
     folder = tmp_path_factory.mktemp("served")
     pool = {"name": "fakes", "engines": {"llm": {"kind": "fake"}}, "apps": APPS}
     (folder / "pool.yaml").write_text(json.dumps({**pool, "server": {"port": 0, "store": "memory", "log": "off"}}))

@@ -86,7 +86,7 @@ def mapped_retrieval(p: Parts) -> Runnable[Any, Any]:
 
 
 def lines_in_a_lambda(p: Parts) -> Runnable[Any, Any]:
-    """The split hides in a lambda; what the model says is not even a list of lines."""
+    """Return a chain whose lambda splits the answer into lines. The answer itself is no list of lines."""
     split = RunnableLambda(lambda text: text.split(" ")[:3])
     return ask("Words for {question}") | p.llm | StrOutputParser() | split | p.store.as_retriever().map()
 
@@ -124,7 +124,7 @@ def reranked(p: Parts) -> Runnable[Any, Any]:
 
 
 def expanded(p: Parts) -> Runnable[Any, Any]:
-    """Advanced RAG over an upload: the answer may begin on what the question itself finds."""
+    """Return advanced RAG over an upload. The answer can be prefetched on what the question itself finds."""
     retriever = p.indexer.store.as_retriever(search_kwargs={"k": 3})
     first = ask("{question} by {context}") | p.llm | StrOutputParser()
     return (

@@ -82,7 +82,7 @@ class Recorder(BaseCallbackHandler):
 
 
 def plain(value: Any) -> str:
-    """A text of the value without what differs from run to run (message ids, cached-token counts)."""
+    """Return a value as text, without what differs from run to run (message ids, cached-token counts)."""
     if isinstance(value, BaseMessage):
         kind = type(value).__name__
         usage = getattr(value, "usage_metadata", None) or {}
@@ -138,7 +138,7 @@ WAYS: dict[str, Way] = {
 
 
 def observe(chain: Runnable[Any, Any], way: str, given: Any, call: Way | None = None, **config: Any) -> Outcome:
-    """The outcome of one call, by `call` where that is none of `WAYS`; an exception is a result like any other."""
+    """Return the outcome of a call, made by `call` or one of `WAYS`. An exception is a result, too."""
     recorder = Recorder()
     full = {"callbacks": [recorder], "tags": ["mine"], "metadata": {"user": 7}, **config}
     failed = False

@@ -32,7 +32,7 @@ K = PrimitiveKind
 
 @contextmanager
 def pool_of(answer: Any = None, llm: EngineProfile | None = None, **faults: Faults) -> Iterator[EnginePool]:
-    """Fakes; `faulty` are the LLM's faults, the other keywords name an engine."""
+    """Create a pool of fakes. `faulty` are the LLM's faults, the other keywords name an engine."""
     none = Faults()
     engines = [
         FakeLLM("llm", llm, answer, faults=faults.get("faulty", none)),
@@ -46,7 +46,7 @@ def pool_of(answer: Any = None, llm: EngineProfile | None = None, **faults: Faul
 
 
 def settled(pool: EnginePool) -> None:
-    """Nothing is left behind: no live query, no running request."""
+    """Wait until there is no live query and no running request."""
 
     async def left() -> list[str]:
         busy = [name for name in pool.engine_names if pool.engine(name).load().requests]
@@ -60,7 +60,7 @@ def settled(pool: EnginePool) -> None:
 
 
 def scripted(*lists: str) -> Callable[[Prompt, Sampling], str]:
-    """Answers an expansion with these texts in turn of the question's number, everything else with its own words."""
+    """Return an LLM that answers expansions with these texts in turn, and other prompts with words of its own."""
 
     def answer(prompt: Prompt, sampling: Sampling) -> str:
         text = prompt.flat()
@@ -185,7 +185,7 @@ def test_any_expansion_text_gives_the_originals_result(text: str, way: str) -> N
 
 
 def without_ids(result: str) -> str:
-    """An engine's error names its request, query and primitive, which are numbered."""
+    """Return an error's text without the numbers of request, query and primitive."""
     return re.sub(r"(call|q)\d+(-\d+)?|#\d+", "", result)
 
 

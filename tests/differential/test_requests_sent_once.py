@@ -57,7 +57,7 @@ class TokenReader(BaseCallbackHandler, _StreamingCallbackHandler[Any]):
 
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
-    """The stub's answers: an agent calls its tool once; of documents, only the second one is relevant."""
+    """Return the stub's answer. An agent calls its tool once, and only the second document is relevant."""
     prompt = str(body["messages"][-1]["content"])
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps({"field": "north"})}
@@ -80,7 +80,10 @@ class Server(NamedTuple):
         return model if self.pool is None else self.pool.bound(model, "llm")
 
     def requests(self) -> Counter[str]:
-        """The bodies that came since the last call, but for warm-ups; where it joins, the form says nothing."""
+        """Return the bodies since the last call, without warm-ups.
+
+        Where streams add up, whether a body streams is left out.
+        """
         before = -1
         while before != len(self.stub.requests):
             before = len(self.stub.requests)
@@ -123,7 +126,7 @@ def ask(text: str, llm: Any) -> Runnable[Any, Any]:
 
 
 def three_nodes(llm: Any) -> Any:
-    """Three calls in a row, of which two do not need what stands before them."""
+    """Build a graph of three calls in sequence. Two of them do not need the calls before."""
 
     def first(state: State) -> dict[str, str]:
         return {"a": llm.invoke(f"First, {state['question']}").text}
@@ -161,7 +164,7 @@ def in_a_row(*nodes: Any) -> Any:
 
 
 def graph_of_chains(llm: Any) -> Any:
-    """Nodes that are chains."""
+    """Build a graph whose nodes are chains."""
     graph = StateGraph(State)
     for key, text in {"a": "First, {question}", "b": "Second, {question}"}.items():
         graph.add_node(f"node_{key}", RunnablePassthrough.assign(**{key: ask(text, llm)}))
@@ -172,7 +175,7 @@ def graph_of_chains(llm: Any) -> Any:
 
 
 def grading_loop(llm: Any) -> Any:
-    """Grades documents one after the other, and searches once more with a better question, as adaptive RAG does."""
+    """Build a graph that grades documents in a loop, and searches again with a better question (adaptive RAG)."""
 
     def search(state: State) -> dict[str, Any]:
         better = state["question"].startswith("an answer")
@@ -210,7 +213,7 @@ def grading_loop(llm: Any) -> Any:
 
 
 def subgraph(llm: Any) -> Any:
-    """A graph as a node, between two others."""
+    """Build a graph with a graph as a node between two others."""
 
     def before(state: State) -> dict[str, str]:
         return {"a": llm.invoke(f"Before, {state['question']}").text}
@@ -230,7 +233,7 @@ def subgraph(llm: Any) -> Any:
 
 
 def sending(llm: Any) -> Any:
-    """A task for each word, all at once, and an answer behind them."""
+    """Build a graph that sends a task for each word, and then answers."""
 
     def each(state: State) -> list[Send]:
         return [Send("explain", {"question": word}) for word in state["question"].split()]
@@ -251,7 +254,7 @@ def sending(llm: Any) -> Any:
 
 
 def streaming_nodes(llm: Any) -> Any:
-    """Nodes that stream by themselves, whoever reads."""
+    """Build a graph whose nodes stream by themselves."""
 
     def first(state: State) -> dict[str, str]:
         return {"a": llm.invoke(f"First, {state['question']}").text}
@@ -267,7 +270,7 @@ def streaming_nodes(llm: Any) -> Any:
 
 
 def nodes_with_handlers(llm: Any) -> Any:
-    """Nodes that bring a handler of their own, to which the model streams."""
+    """Build a graph whose nodes have handlers of their own, to which the model streams."""
     reader = TokenReader()
 
     def first(state: State) -> dict[str, str]:
@@ -283,7 +286,7 @@ def nodes_with_handlers(llm: Any) -> Any:
 
 
 def agent(llm: Any) -> Any:
-    """Calls a tool, which asks the model, too."""
+    """Create an agent with a tool that calls the model."""
     from langchain.agents import create_agent
     from langchain_core.tools import tool
 
@@ -316,7 +319,7 @@ def three_prompts(llm: Any) -> Any:
 
 
 def mapped(llm: Any) -> Any:
-    """A list that a model writes, and a call for each of its items."""
+    """Return a chain whose model writes a list, and calls the model for each item."""
     items = ChatPromptTemplate.from_template("List {question}") | llm | CommaSeparatedListOutputParser()
     return items | ask("Explain {item}", llm).map()
 
@@ -330,7 +333,7 @@ def mapped_by_code(llm: Any) -> Any:
 
 
 def branched(llm: Any) -> Any:
-    """What is chosen at run time, what falls back, and what is tried again."""
+    """Return a chain with a branch, a fallback and a retry."""
     chosen = RunnableBranch(
         (lambda value: len(value["question"]) > 100, ask("Shorten {question}", llm)),
         RunnablePassthrough.assign(d=ask("Translate {question}", llm)) | ask("Praise {question}", llm),
@@ -341,7 +344,7 @@ def branched(llm: Any) -> Any:
 
 
 def inside_a_function(llm: Any) -> Any:
-    """A function that returns a chain, and one that calls another."""
+    """Return a chain with a function that returns a chain, and one that calls another."""
     inner = three_prompts(llm)
     return RunnablePassthrough.assign(d=ask("First of all, {question}", llm)).assign(
         e=RunnableLambda(lambda value: inner), f=RunnableLambda(lambda value: inner.invoke(value))
@@ -356,7 +359,7 @@ class Words(BaseRetriever):
 
 
 def retrieving(llm: Any) -> Any:
-    """Queries that a model writes, documents that it shortens, and an answer."""
+    """Return a chain with queries that a model writes, documents that it shortens, and an answer."""
     from langchain_classic.retrievers import ContextualCompressionRetriever, MultiQueryRetriever
     from langchain_classic.retrievers.document_compressors import LLMChainExtractor
 
@@ -369,7 +372,7 @@ def retrieving(llm: Any) -> Any:
 
 
 def chain_with_handlers(llm: Any) -> Any:
-    """A model in the chain has a handler of its own, to which it streams."""
+    """Return a chain whose model has a handler of its own, to which it streams."""
     model_with_handler = llm.with_config(callbacks=[TokenReader()])
     chain = RunnablePassthrough.assign(a=ask("First, {question}", llm)).assign(
         b=ask("Second, {question}", model_with_handler)
@@ -407,7 +410,7 @@ async def atransformed(app: Any, given: Any) -> list[Any]:
 
 
 async def inside_events(app: Any, given: Any) -> list[Any]:
-    """An inner `ainvoke` inside of an outer stream of events."""
+    """Call an inner `ainvoke` inside an outer stream of events."""
 
     async def call(value: Any) -> Any:
         return await app.ainvoke(value)
@@ -442,7 +445,7 @@ CONFIG: Any = {"configurable": {"thread_id": "one"}}
 
 
 def requests_of(server: Server, app: Any, way: Way, given: Any) -> Counter[str]:
-    """All requests that the server gets for one call of the app, by body."""
+    """Count all requests that the server gets for one call of the app, by body."""
     server.stub.requests.clear()
     way(app, dict(given), CONFIG)
     return server.requests()
@@ -551,13 +554,13 @@ def test_stream_argument_in_a_graph_sends_the_originals_requests(way: str, serve
 
 
 def begun_early(fast: Any) -> int:
-    """Answers of the last call that its plans began, and that the original took."""
+    """Return the number of prefetched answers in the last call that the original took."""
     spans = [span for span in fast.last_trace().spans if span.kind in ("DECODING", "GENERATION")]
     return sum(span.outcome == "done" and ".call#" not in span.primitive for span in spans)
 
 
 def called(server: Server, make: Callable[[Any], Any], way: Way, **options: Any) -> Any:
-    """The accelerated app, after a call."""
+    """Return the accelerated app after a call."""
     fast = accelerate(make(server.bound(model(server, **options))))
     way(fast, given_to(""), CONFIG)
     return fast

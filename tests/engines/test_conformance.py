@@ -224,7 +224,7 @@ class BrokenStore(FakeStore):
         return found
 
     def _done(self, request: Request, value: Any) -> Done:
-        """With the version of the end of a search, or of the search before it."""
+        """Return the result with a wrong version: that of the end of a search, or of the search before."""
         end = super()._done(request, value)
         if self.rule == "tells the next version" and end.version is not None:
             return replace(end, version=self._version(request.payload.collection))

@@ -31,7 +31,7 @@ Cards = Callable[..., FakeCuda]
 
 @pytest.fixture
 def have(monkeypatch: pytest.MonkeyPatch) -> Cards:
-    """`have(80, 40)`: two cards, with so many GiB free."""
+    """Simulate GPUs with this many free GiB. `have(80, 40)` gives two."""
     monkeypatch.delenv(cards.VISIBLE, raising=False)
 
     def made(*free: float, total: float = 80.0) -> FakeCuda:
@@ -230,7 +230,7 @@ def test_memory_share_outside_zero_to_one_raises(share: float) -> None:
 
 
 async def told_to_vllm(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """With what its host process is told to start vLLM."""
+    """Return the settings with which the host process is told to start vLLM."""
     monkeypatch.setattr("teola_plugin.engines.vllm.engine.HOST", "support.echo_host")
     monkeypatch.setattr("teola_plugin.engines.vllm.args.check_installed", lambda engine: "0.32.0")
     with pytest.raises(EngineUnavailable) as caught:

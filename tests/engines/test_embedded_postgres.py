@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebo
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A folder with a difficult name that PostgreSQL's user can reach (pytest's own cannot be entered by others)."""
+    """Return a folder with a difficult name that PostgreSQL's user can enter, unlike pytest's own folders."""
     folder = Path(tempfile.mkdtemp(prefix="teola test é '; "))
     folder.chmod(0o755)
     yield folder / "a new one"
@@ -46,7 +46,7 @@ def postmaster(server: EmbeddedPostgres) -> int:
 
 
 def processes(mark: str) -> list[str]:
-    """Command lines of living processes that name `mark`."""
+    """Return the command lines of living processes that contain `mark`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -26,7 +26,7 @@ SENTENCE = "the value of an object is set when its class was made and read by a 
 
 
 def texts(count: int) -> list[str]:
-    """Of lengths from 1 to 200 words, so that batches are padded."""
+    """Return texts of 1 to 200 words, so that batches are padded."""
     draw, words = random.Random(count), SENTENCE.split()
     return [" ".join(draw.choice(words) for _ in range(draw.choice((1, 5, 30, 200)))) for _ in range(count)]
 
@@ -50,7 +50,7 @@ async def engine():
 
 @pytest.fixture(autouse=True, scope="module")
 def tqdm_thread() -> None:
-    """tqdm keeps a thread per process from the library's first bar on; it is not the engine's to stop."""
+    """Start tqdm's thread, which stays for the whole process and is not the engine's to stop."""
     from tqdm.autonotebook import trange
 
     trange(0, disable=True)

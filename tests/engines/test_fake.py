@@ -77,7 +77,7 @@ def embeds(*texts: str) -> list[Request]:
 
 
 async def collect(engine: FakeEngine, batch: Sequence[Request], delay: float = 0.0) -> Timed:
-    """Results with the seconds since the loop's start."""
+    """Return results with the seconds since the loop's start."""
     await asyncio.sleep(delay)
     loop = asyncio.get_running_loop()
     return [(loop.time(), result) async for result in engine.execute(batch)]

@@ -35,7 +35,10 @@ def make_request(sampling: Sampling) -> Request:
 
 
 async def read_all(llm: SessionLlm, request: Request, listen_after: int | None = None) -> tuple[list[Piece], Done]:
-    """`listen_after`: somebody reads from then on, in steps of others; 0 before the first token."""
+    """Read requests to the end.
+
+    `listen_after`: the step of other requests after which a reader comes; 0 is before all.
+    """
     pieces, ended = list[Piece](), list[Done]()
 
     async def read() -> None:

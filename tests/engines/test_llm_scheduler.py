@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @dataclass(order=True)
 class Waiting:
-    """What the order sees of vLLM's request."""
+    """The attributes of vLLM's request that the order reads."""
 
     priority: int
     request_id: str = field(compare=False)
@@ -37,7 +37,7 @@ def wait(name: str, query: str, depth: int, objective: str = "latency") -> Waiti
 
 
 def order(waiting: list[Waiting], running: list[Waiting], late: list[Waiting] | None = None) -> list[str]:
-    """One slot comes free after the other; what was taken goes on running. One of `late` comes each time."""
+    """Return the order in which requests start, one slot at a time. One of `late` arrives after each start."""
     made, late = TopologyOrder(), list(late or [])
     for request in waiting:
         made.add(request)
@@ -104,7 +104,7 @@ def ask(name: str, query: str, depth: int, priority: int, tokens: int = 12) -> R
 
 
 async def ends(engine: VllmEngine, *requests: Request) -> dict[str, str]:
-    """Answers, in the order in which they ended."""
+    """Return the answers in the order in which they ended."""
     found = {}
     async for result in engine.execute(requests):
         if isinstance(result, Done):

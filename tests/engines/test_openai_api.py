@@ -125,7 +125,7 @@ class TestOnVllm:
         assert request_count == 0 and measured == kept
 
     async def _measured(self, url: str, vllm_api: ApiServer) -> tuple[EngineProfile, float]:
-        """What a new engine takes its server for, and how many requests that took."""
+        """Return the kind of server that a new engine detects, and how many requests that took."""
         engine = OpenAIServer(base_url=url, prefix_caching=True)
         await engine.start()
         try:
@@ -321,7 +321,7 @@ async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, st
 
 @pytest.fixture
 async def slow(odd: tuple[Odd, str]) -> AsyncIterator[tuple[Odd, OpenAIServer]]:
-    """A server that keeps prefixes and takes a while; what it was asked from now on."""
+    """Return a slow server that keeps prefixes, and its later requests."""
     state, url = odd
     reply = json.dumps({**json.loads(ONE_TOKEN), "usage": {"prompt_tokens": 3}})
     state.answers |= {"/tokenize": (200, '{"tokens": [1, 2, 3]}', 0.0), CHAT: (200, reply, 0.3)}

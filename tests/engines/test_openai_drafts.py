@@ -27,7 +27,7 @@ def vllm() -> Iterator[OpenAIStub]:
 
 
 async def sent(stub: OpenAIStub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
-    """The body of the request."""
+    """Return the body of the request."""
     engine = OpenAIServer(base_url=stub.base_url, model=MODEL, drafts=drafts)
     await engine.start()
     try:

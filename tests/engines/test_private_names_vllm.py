@@ -90,7 +90,7 @@ def _of_vllm(tree: ast.Module) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What `support.vllm_names` says of the installed vLLM; 10 s, mostly imports."""
+    """Return what `support.vllm_names` reports about the installed vLLM. It takes 10 s, mostly for imports."""
     path = tmp_path_factory.mktemp("vllm") / "names.json"
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "error::DeprecationWarning:teola_plugin", "-m", "support.vllm_names", str(path)]
@@ -333,7 +333,7 @@ READY = Ready(512, 4, 512, 32, 1024, "cpu", {"vllm": "0.32.7"}, lacking=("its ca
 
 
 async def greeted(frame: Ready | NotReady) -> VllmEngine:
-    """An engine whose host says this first."""
+    """Return an engine whose host sends this message first."""
     ours, theirs = socket.socketpair()
     other = await Link.connect(theirs)
     other.send(frame)

@@ -34,7 +34,7 @@ async def score(engine: RerankingEngine, given: list[ScorePair]) -> list[float]:
 
 @pytest.fixture(autouse=True, scope="module")
 def tqdm_thread() -> None:
-    """tqdm keeps a thread per process from the library's first bar on; it is not the engine's to stop."""
+    """Start tqdm's thread, which stays for the whole process and is not the engine's to stop."""
     from tqdm.autonotebook import trange
 
     trange(0, disable=True)

@@ -36,7 +36,7 @@ async def started(dsn: str, **options: Any) -> AsyncIterator[PgVectorEngine]:
 
 @pytest.fixture(scope="module")
 def database(postgres_dsn: str) -> Iterator[str]:
-    """One of this module's own: what counts is lost here, again and again."""
+    """Create a database for this module, whose version counters the tests delete."""
     name = "versions"
     with psycopg.connect(postgres_dsn, autocommit=True) as conn:
         conn.execute(cast(Any, f"CREATE DATABASE {name}"))
@@ -60,7 +60,7 @@ async def searched(engine: PgVectorEngine, collection: str) -> tuple[Version | N
 
 
 async def version_of(engine: PgVectorEngine, collection: str) -> Version:
-    """The version, which a search tells, too."""
+    """Return the version of a collection, which a search reports, too."""
     found = await engine.version(collection)
     assert found is not None
     assert (await searched(engine, collection))[0] == found
@@ -75,7 +75,7 @@ def position_of(dsn: str, collection: str) -> str:
 
 
 def by_hand(dsn: str, *statements: str) -> None:
-    """What another program does."""
+    """Write to the database as another program does."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         for statement in statements:
             conn.execute(cast(Any, statement))
@@ -271,7 +271,7 @@ async def test_change_counts_are_summed_without_loss(database: str, collection: 
 
 
 def forget_counting(dsn: str) -> None:
-    """As an earlier version of this package left the database."""
+    """Bring the database into the state in which an earlier version of this package left it."""
     by_hand(dsn, *(f"DROP FUNCTION teola.{each}" for each in COUNTING), "DROP TABLE teola.changes")
 
 

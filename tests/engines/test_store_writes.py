@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
 async def each_store(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """With latencies, so that batches take longer the larger they are."""
+    """Return a store with latencies, so that larger batches take longer."""
     if request.param == "fake":
         engine: Engine = FakeStore("store", profiles.rtx3090()["store"])
     else:
@@ -48,7 +48,7 @@ def find(collection: str, vector: Any = (1.0, 2.0), k: int = 100, **wanted: Any)
 
 
 async def outcomes(engine: Engine, batch: Sequence[Request]) -> list[Any]:
-    """The value or the error of each request, in order."""
+    """Return the value or the error of each request, in order."""
     found = ends(await collect(engine, batch), batch)
     return [end.value if isinstance(end := found[request.id], Done) else end.error for request in batch]
 
@@ -60,7 +60,7 @@ async def search(engine: Engine, collection: str, **wanted: Any) -> tuple[Hit, .
 
 
 async def begun(work: Any) -> asyncio.Task[Any]:
-    """A task that has had its first turn: the engine has taken its batch."""
+    """Return a task that has had its first turn, so that the engine has taken its batch."""
     task = asyncio.create_task(work)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -36,7 +36,7 @@ def searching(collection: str, vector: Any, k: int = 4, **wanted: Any) -> Reques
 
 
 async def outcomes(engine: PgVectorEngine, *batch: Request) -> list[Any]:
-    """The value or the error of each request, in order."""
+    """Return the value or the error of each request, in order."""
     found = ends(await collect(engine, batch), batch)
     return [end.value if isinstance(end := found[request.id], Done) else end.error for request in batch]
 
@@ -57,14 +57,14 @@ def ids(hits: Sequence[Hit]) -> list[str]:
 
 
 def clustered(count: int, dimension: int = 32, seed: int = 0) -> np.ndarray:
-    """Vectors around 20 centres, float32, [count, dimension]."""
+    """Return vectors around 20 centres, float32[count, dimension]."""
     source = np.random.default_rng(seed)
     centres = source.standard_normal((20, dimension)) * 3
     return (centres[source.integers(20, size=count)] + source.standard_normal((count, dimension))).astype(np.float32)
 
 
 def nearest(vectors: np.ndarray, needle: np.ndarray, k: int) -> tuple[list[int], list[float]]:
-    """Exact: the numbers and cosine similarities of the nearest, in double precision."""
+    """Return numbers and exact cosine similarities of the nearest vectors, in double precision."""
     wide, point = vectors.astype(float), needle.astype(float)
     similarity = wide @ point / (np.linalg.norm(wide, axis=1) * np.linalg.norm(point))
     best = np.argsort(-similarity, kind="stable")[:k]

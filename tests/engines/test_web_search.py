@@ -56,7 +56,7 @@ def engine_of(service: str, stub: SearchStub, **options: Any) -> WebSearchEngine
 
 
 async def outcomes(engine: Engine, *payloads: Any) -> list[Any]:
-    """The value or the error of each payload, in order."""
+    """Return the value or the error of each payload, in order."""
     batch = [Request(f"w{n}-{id(one)}", K.SEARCHING, one) for n, one in enumerate(payloads)]
     await engine.start()
     try:

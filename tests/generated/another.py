@@ -29,7 +29,10 @@ class Another:
         self._dsn = dsn
 
     def _run(self, statement: str, collection: str, *values: Any) -> list[Any] | None:
-        """`%t` in the statement is the collection's table; None, and nothing happens, where there is none."""
+        """Run a statement, with the collection's table for `%t`.
+
+        Do nothing and return None if there is no such table.
+        """
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             found = connection.execute("SELECT place FROM teola.collections WHERE name = %s", (collection,)).fetchone()
             if found is None or found[0] is None:
@@ -39,7 +42,7 @@ class Another:
             return cursor.fetchall() if cursor.description else []
 
     def put_now(self, collection: str, id: str, text: str) -> bool:
-        """Whether there is such a collection."""
+        """Write a row. Return True if the collection exists."""
         vector = str(list(embed_words(text, "document")))
         statement = """INSERT INTO %t (id, body, metadata, embedding) VALUES (%s, %s, '{"by": "another"}', %s)
             ON CONFLICT (id) DO UPDATE SET body = excluded.body, metadata = excluded.metadata,
@@ -56,7 +59,7 @@ class Another:
         await asyncio.to_thread(self.delete_now, collection, ids)
 
     def rows(self) -> list[str]:
-        """Of all collections, by id."""
+        """Return the rows of all collections, by id."""
         statement = "SELECT id, body, metadata FROM %t ORDER BY id"
         return [f"{name} {row(Chunk(*each))}" for name in COLLECTIONS for each in self._run(statement, name) or ()]
 
@@ -68,7 +71,7 @@ class OtherProcess:
         self._process = process
 
     def do(self, *step: Any) -> Any:
-        """`("put", collection, id, text)` or `("delete", collection, ids)`; returns when it is done."""
+        """Carry out `("put", collection, id, text)` or `("delete", collection, ids)`. Return when it is done."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(step) + "\n")
         self._process.stdin.flush()

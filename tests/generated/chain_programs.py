@@ -33,7 +33,7 @@ class _Making:
         return self.random.choice(forms)
 
     def make(self, sort: str, depth: int) -> Node:
-        """A node of this sort: plain forms, or with some chance one that holds others."""
+        """Return a random node of this sort: a plain form, or sometimes one that contains others."""
         holders = {"D>D": self.states, "D>T": self.of_state, "T>T": self.of_text}.get(sort)
         if holders is not None and depth < 3 and self.random.random() < 0.45 - 0.1 * depth:
             return self.composed(sort, depth)

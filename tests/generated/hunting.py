@@ -35,7 +35,10 @@ KINDS: dict[str, Kind] = {
 
 
 def differing(kind: Kind, seeds: Iterable[int], threads: int = _THREADS) -> str:
-    """A report of the programs that differ from plain, the first one made as small as it gets; empty without any."""
+    """Return a report of the programs that differ from the original, the first one shrunk.
+
+    It is empty if there are none.
+    """
     stage, tree, program = kind
     garbage.freeze_objects()
     with ThreadPoolExecutor(threads) as pool:

@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 
 
 class Itself(Runnable[Any, Any]):
-    """Every call is the part's own, with the very config. (A binding would merge the context's callbacks into it.)"""
+    """Makes each call of the part with its own config. (A binding would add the context's callbacks to the config.)"""
 
     def __init__(self, bound: Runnable[Any, Any]) -> None:
         self.bound = bound

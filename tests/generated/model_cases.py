@@ -30,7 +30,7 @@ K_ALL = len(IDS)
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One step of a plain object: `do` is embed, search, generate, put, delete, clear, think or observe."""
+    """One step of an original: `do` is embed, search, generate, put, delete, clear, think or observe."""
 
     do: str
     text: str = ""
@@ -66,7 +66,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One query: its steps, its graph, and how it ends."""
+    """One query: its steps, its plan, and how it ends."""
 
     ops: tuple[Op, ...]
     graph: Graph
@@ -96,7 +96,7 @@ def rows(op: Op) -> list[IngestRow]:
 
 
 def payloads(op: Op) -> tuple[PrimitiveKind, str, list[Any]]:
-    """Of a step that asks an engine."""
+    """Return the payloads of a step that makes requests."""
     if op.do == "embed":
         return K.EMBEDDING, "embedder", [EmbedText(op.text)]
     if op.do == "search":
@@ -114,7 +114,7 @@ def a_case(draw: random.Random, *, faults: bool = True, longest: float = 0.02) -
 
 
 def _parts(draw: random.Random, ops: tuple[Op, ...]) -> Iterator[Ahead]:
-    """As a graph of nodes begins them: each for the next steps, while those before it are still there."""
+    """Yield subplans as a graph's nodes begin them: each for the next steps, while earlier ones still run."""
     for begins in sorted(draw.randrange(len(ops)) for _ in range(draw.choice((0, 0, 1, 2, 4)))):
         last = min(len(ops), begins + draw.randrange(1, 5))
         graph, calls, inputs = _graph(draw, ops[begins:last])
@@ -158,7 +158,7 @@ Guesses = tuple[Graph, dict[str, Callable[..., Any]], dict[str, Any]]
 
 
 def _graph(draw: random.Random, ops: tuple[Op, ...]) -> Guesses:
-    """Most of what the steps ask for, some of it wrong, in an order that is theirs or none."""
+    """Return a graph of most requests of the steps, some of them wrong, in the order of the steps or without order."""
     guesses: list[Op | None] = []
     for number, op in enumerate(ops):
         guess = op if draw.random() < 0.85 else _op(draw, number, False, 0.0)
@@ -168,7 +168,7 @@ def _graph(draw: random.Random, ops: tuple[Op, ...]) -> Guesses:
 
 
 def graph_of(ops: Sequence[Op | None], draw: random.Random | None = None) -> Guesses:
-    """The graph that asks for them ahead, its callables and its input; `draw` puts some after others."""
+    """Return the graph that prefetches the requests, its callables and its input. `draw` adds order edges."""
     made: list[Primitive] = []
     calls: dict[str, Callable[..., Any]] = {}
     inputs: dict[str, Any] = {}

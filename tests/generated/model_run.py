@@ -28,7 +28,7 @@ def answer(prompt: Prompt, sampling: Sampling) -> str:
 
 @dataclass(slots=True)
 class Scene:
-    """One pool, and what is known of it."""
+    """One pool, and what is recorded about it."""
 
     history: History = field(default_factory=History)
     attempts: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class Scene:
     wrong: list[str] = field(default_factory=list)
 
     def fails(self, request: Request) -> bool:
-        """A fault of the content: always, or for the first attempt only."""
+        """Return True if the content of a request makes it fail, always or on the first attempt."""
         text = str(request.payload)
         return "broken" in text or ("flaky" in text and self.attempts[request.id] < 2)
 
@@ -53,7 +53,7 @@ def shown(row: IngestRow) -> str:
 
 
 def run_case(seed: int) -> list[str]:
-    """What is wrong in the case of this seed; nothing, one hopes."""
+    """Run the case of this seed. Return what is wrong, or nothing."""
     return run_virtual(_run(seed), seed)
 
 
@@ -102,7 +102,7 @@ def _count(engine: Any, scene: Scene) -> None:
 
 
 async def _outside(aside: HistoricStore, draw: random.Random) -> None:
-    """Another process writes now and then."""
+    """Write now and then, as another process does."""
     for _ in range(draw.randrange(4)):
         await asyncio.sleep(draw.random() * 0.03)
         if draw.random() < 0.7:
@@ -133,7 +133,7 @@ async def _query(pool: EnginePool, scene: Scene, name: str, case: Case) -> None:
 
 
 def _begin_and_end(run: QueryRun, case: Case, number: int, parts: dict[Ahead, SubplanRun]) -> None:
-    """Parts that come with a step; new ones first, so that they may adopt what the old ones have asked for."""
+    """Begin the subplans of a step, and then end others, so that new ones can take over pending requests."""
     for one in case.parts:
         if one.begins == number:
             how: dict[str, Any] = {"depth": one.depth, "gang": one.gang, "lookahead": one.lookahead}
@@ -200,7 +200,7 @@ def _check(run: QueryRun, scene: Scene, op: Op, values: list[Any], begun: int, p
 
 
 def _check_counts(scene: Scene) -> None:
-    """Generations go to one call each; rows are written by the plain object's calls, each once."""
+    """Check that each generation serves one call, and that calls of the original wrote each row once."""
     for key, count in (scene.taken - scene.generated).items():
         scene.wrong.append(f"{count} more calls got a generation than there were: {key}")
     made = Counter(
@@ -213,7 +213,7 @@ def _check_counts(scene: Scene) -> None:
 
 
 def _check_the_end(pool: EnginePool, store: HistoricStore, scene: Scene) -> None:
-    """Nothing is left in the runtime, and the store holds what its history says."""
+    """Check that the runtime is empty, and that the store has the rows of its history."""
     left = [f"{name}: {n}" for name in pool.engine_names if (n := pool.engine(name).load().requests)]
     left += [f"query {name}" for name in pool.runtime._driver.runs]
     left += [

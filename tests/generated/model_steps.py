@@ -30,7 +30,7 @@ class Steps:
         self.story: list[str] = []
 
     def run(self, seed: int) -> list[str]:
-        """What is wrong; nothing, one hopes. The collection is another one for every seed, of the same name."""
+        """Run the steps. Return what is wrong, or nothing. Each seed has a new collection of the same name."""
         self._pool.admin("store", "forget", COLLECTION).result(10)
         cases = [a_case(self._draw, faults=False, longest=0.004) for _ in range(self._draw.choice((1, 2, 3)))]
         runs = [(self._submit(f"{seed}-{n}", case), list(case.ops)) for n, case in enumerate(cases)]

@@ -26,7 +26,7 @@ class Commit:
 
 @dataclass(slots=True)
 class History:
-    """One order of all that happens: commits, and the begins and ends of calls."""
+    """One order of everything that happens: commits, and starts and ends of calls."""
 
     commits: list[Commit] = field(default_factory=lambda: [Commit(0, None, {})])
     now: int = 0
@@ -36,12 +36,12 @@ class History:
         return self.now
 
     def put(self, row: IngestRow, *, overtaken: bool = False) -> None:
-        """`overtaken`: a write or deletion that was asked for later is through already, so nobody sees the row."""
+        """Record a row. `overtaken`: a later write or deletion has already been committed, so nobody sees the row."""
         before = self.commits[-1].state
         self._commit(row, before if overtaken else {**before, row.chunk.id: stored(row.chunk, row.vector)})
 
     def delete(self, ids: Sequence[str] | None) -> None:
-        """None: all of them."""
+        """Record a deletion of these ids, or of all rows for None."""
         before = self.commits[-1].state
         self._commit(None, {} if ids is None else {id: row for id, row in before.items() if id not in ids})
 
@@ -49,7 +49,7 @@ class History:
         self.commits.append(Commit(self.tick(), row, state))
 
     def states(self, begun: int, ended: int) -> list[State]:
-        """All that the store was between two moments."""
+        """Return all states of the store between two moments."""
         first = max(i for i, commit in enumerate(self.commits) if commit.at <= begun)
         return [commit.state for commit in self.commits[first:] if commit.at <= ended]
 
@@ -66,7 +66,7 @@ class HistoricStore(FakeStore):
         return result
 
     def _holds(self, row: IngestRow) -> bool:
-        """Not so where a later write of the same row came first."""
+        """Return True if the row is stored, and False if a later write of the same row came first."""
         held = self._rows(row.collection).get(row.chunk.id)
         return held is not None and held[0].text == row.chunk.text
 
@@ -85,7 +85,7 @@ def stored(chunk: Chunk, vector: Sequence[float]) -> Row:
 
 
 def nearest(state: State, needle: Sequence[float], k: int) -> tuple[Hit, ...]:
-    """What an exact search gives."""
+    """Return the result of an exact search."""
     wanted = _unit(needle)
     scored = [(sum(map(mul, wanted, vector)), chunk) for chunk, vector in state.values()]
     scored.sort(key=lambda found: (-found[0], found[1].id))
@@ -93,7 +93,7 @@ def nearest(state: State, needle: Sequence[float], k: int) -> tuple[Hit, ...]:
 
 
 def alike(found: Sequence[Hit], wanted: Sequence[Hit]) -> bool:
-    """The same rows, as near; rows that are as near as each other in any order."""
+    """Return True if the rows and distances are equal. Rows at the same distance may come in any order."""
     if [round(hit.score, 5) for hit in found] != [round(hit.score, 5) for hit in wanted]:
         return False
     key: Callable[[Hit], Any] = lambda hit: (-round(hit.score, 5), hit.id, hit.text, str(dict(hit.metadata)))  # noqa: E731

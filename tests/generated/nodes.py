@@ -30,7 +30,7 @@ def sequence(sort: str, parts: list[Node]) -> Node:
 
 
 def smaller(node: Node) -> Iterator[Node]:
-    """Trees like this one with something left out, the smallest first."""
+    """Yield copies of this tree with something left out, the smallest first."""
     found = sorted(_smaller(node), key=lambda each: each.size)
     yield from dict.fromkeys(found)
 
@@ -55,7 +55,7 @@ def _below(node: Node) -> Iterator[Node]:
 
 
 def shrunk(node: Node, shows: Callable[[Node], bool], trials: int = 80) -> Node:
-    """A smaller tree that `shows` the same, after at most so many trials."""
+    """Return a smaller tree for which `shows` is still true, found with a limited number of trials."""
     while trials > 0:
         for less in smaller(node):
             trials -= 1

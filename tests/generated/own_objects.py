@@ -19,7 +19,7 @@ OWN = "own "
 
 
 def _begun(counts: Any, scale: float, what: str) -> float:
-    """Notes the call; how many seconds it takes. Raises for what is poisoned."""
+    """Count the call and return its seconds. Raise an error if its content holds `POISON`."""
     counts.note(f"{OWN}{what}")
     return zlib.crc32(what.encode()) % 1000 / 1000 * 0.004 * scale
 

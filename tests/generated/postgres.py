@@ -12,7 +12,7 @@ from teola_plugin.engines.pgvector import PgVectorEngine
 
 
 def stage(dsn: str) -> Stage:
-    """Fakes, and a store on this server; every call finds the same two rows."""
+    """Return a stage of fakes and a store on this server. Every call finds the same two rows."""
     another = Another(dsn)
 
     def engines(latency: Latency) -> list[Engine]:

@@ -109,7 +109,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where programs are run: engines, words beyond the framework's, what is in the stores at first and last."""
+    """Where programs run: engines, names beyond the framework's, and the rows of the stores."""
 
     engines: Callable[[Latency], list[Engine]]
     words: Callable[[World, dict[str, Any]], dict[str, Any]]
@@ -120,7 +120,7 @@ class Stage:
     """Whether async entries run in virtual time, where latencies are exact."""
 
     def see(self, program: Program, latency: Latency, *, fast: bool) -> Seen:
-        """One call on a fresh pool."""
+        """Make one call on a new pool. Return everything observable about it."""
         aside, virtual = self.aside(), self.virtual and program.way in ASYNC
         sight = _Sight(program, Recorder())
         if virtual:
@@ -168,7 +168,7 @@ def _unchanged(part: Any) -> Any:
 
 
 class _Sight:
-    """One call being looked at."""
+    """Observes one call."""
 
     world: World
 
@@ -185,7 +185,7 @@ class _Sight:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """An exception is a result like any other; generators that were not read to their end are closed."""
+        """Record an exception as a result, and close generators that were not read to their end."""
         try:
             yield
         except Exception as error:

@@ -22,7 +22,7 @@ from teola_plugin.pool import EnginePool
 
 
 def report(seeds: range) -> str:
-    """Of the cases in which something is wrong, the first one in full; empty without any."""
+    """Return the first case with an error in full, and the others in short. It is empty if there are none."""
     found = {seed: wrong for seed in seeds if (wrong := run_case(seed))}
     if not found:
         return ""

@@ -26,7 +26,7 @@ K = PrimitiveKind
 
 
 class Changeable(FakeLLM):
-    """Another answer at every attempt; the first one breaks off half-way."""
+    """An engine that answers differently at every attempt. The first attempt ends half-way."""
 
     def __init__(self) -> None:
         self.attempts: Counter[str] = Counter()

@@ -40,7 +40,7 @@ def joined(documents: list[Document]) -> str:
 
 
 def base(world: World) -> dict[str, Any]:
-    """The framework's names and the pool-backed parts."""
+    """Return the framework's names and the pool-backed parts."""
     pool = world.pool
     embeddings = TeolaEmbeddings(pool=pool)
     store = TeolaVectorStore(pool=pool, embedding=embeddings, collection="notes")
@@ -205,7 +205,7 @@ def writers(world: World, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
-    """`writers`, the user's own models, and user code on texts: some of it refuses."""
+    """Return `writers`, the user's own models, and user code on texts, some of which raises."""
     counts, scale = world.counts, world.scale
     hosted, local = Hosted(counts=counts, scale=scale), Local(counts=counts, scale=scale)
 
@@ -257,7 +257,7 @@ def thinkers(world: World, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_text(text: str, names: dict[str, Any], name: str) -> dict[str, Any]:
-    """Execute a program as if it were in a file, so that sources of its lambdas can be looked up."""
+    """Execute a program as if it were in a file, so that the sources of its lambdas can be read."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     exec(compile(text, name, "exec"), names)
     return names

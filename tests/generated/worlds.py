@@ -21,7 +21,7 @@ COLLECTIONS = ("notes", "uploads")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of every engine, a few milliseconds each, from a seed; 0 for none at all."""
+    """The latency of every engine, a few milliseconds from a seed. 0 means none."""
 
     seed: int = 0
     scale: float = 1.0
@@ -90,7 +90,7 @@ class Aside(Protocol):
 
 
 class FakeAside:
-    """Another store on the same rows."""
+    """Another connection to the rows of a fake store."""
 
     def __init__(self, store: FakeStore) -> None:
         self._other = FakeStore("aside", store.profile)
@@ -108,7 +108,7 @@ _numbers = itertools.count(1)
 
 
 async def ingested(store: Any, collection: str, id: str, text: str, **metadata: Any) -> None:
-    """A row, written past the pool."""
+    """Write a row without the pool."""
     row = IngestRow(collection, Chunk(id, text, metadata), embed_words(text, "document"))
     batch = [Request(f"outside{next(_numbers)}", K.INGESTION, row)]
     ends = [result async for result in store.execute(batch)]

@@ -44,7 +44,7 @@ class _Making:
         return self.random.choice(kinds)()
 
     def early(self) -> Node:
-        """What the graph knows, and may begin before its place."""
+        """Return a step that plans understand and may prefetch."""
         key = self.key()
         word = self.random.choice(("Rewrite", "Shorten", "Explain"))
         forms = [
@@ -89,7 +89,7 @@ class _Making:
         return Node("D>D", f"assign({self.key()}=did({call}))")
 
     def failure(self) -> Node:
-        """User code, or what the graph knows, too."""
+        """Return a step that fails, in user code or in a step that plans understand."""
         key = self.key()
         forms = [
             f'assign({key}=itemgetter("missing"))',

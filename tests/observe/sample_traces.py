@@ -56,7 +56,7 @@ FAST: tuple[Row, ...] = (
 def trace(
     name: str = "accelerated", rows: tuple[Row, ...] = FAST, *, origin: float = 100.0, tail: float = 0.02
 ) -> QueryTrace:
-    """A trace of `rows`, which give times from the query's start; the query started at `origin` seconds."""
+    """Return a trace of `rows` with times from the query's start, which is at `origin` seconds."""
     spans = tuple(_span(name, row, origin) for row in rows)
     view = GraphView.of_spans(spans)
     order: tuple[GraphEdge, ...] = tuple(

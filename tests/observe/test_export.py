@@ -21,7 +21,7 @@ def _slices(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_format(data: dict[str, Any]) -> None:
-    """Required fields by phase, and no overlap within a thread."""
+    """Check the required fields of each phase, and that nothing overlaps within a thread."""
     for event in data["traceEvents"]:
         assert {"ph", "name", "pid", "tid", "ts"} <= set(event)
         assert event["ts"] >= 0

@@ -166,7 +166,7 @@ def test_steps_have_lanes_above_the_engines_and_facts() -> None:
 
 
 def _lane(page: str, key: str) -> float:
-    """The y of the bar of that key."""
+    """Return the y coordinate of the bar with this key."""
     return float(re.findall(rf'data-k="{key}"><rect x="[\d.]+" y="([\d.]+)"', page)[0])
 
 

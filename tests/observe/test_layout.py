@@ -29,7 +29,7 @@ def test_lanes_never_overlap_and_are_as_few_as_possible(found: list[tuple[float,
 
 @st.composite
 def views(draw: st.DrawFn) -> GraphView:
-    """Any graph: depths may contradict the edges, and edges may form cycles or name nodes that are not there."""
+    """Draw any graph: depths may contradict edges, and edges may form cycles or name missing nodes."""
     count = draw(st.integers(0, 12))
     nodes: tuple[GraphNode, ...] = tuple(
         (f"n{i}", "CALL", "", draw(st.integers(0, 6)), draw(st.booleans())) for i in range(count)

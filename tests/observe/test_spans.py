@@ -18,7 +18,7 @@ times = st.floats(0.0, 10.0, allow_nan=False)
 
 @st.composite
 def any_traces(draw: st.DrawFn) -> QueryTrace:
-    """Spans in any order of time, with any parents (cycles and unknown ids too): what a bug may record."""
+    """Draw traces as a bug may record them: spans in any order of time, with any parents, even cycles."""
     names = [f"p{i}" for i in range(draw(st.integers(1, 10)))]
     spans = []
     for name in names:
@@ -54,7 +54,7 @@ def test_critical_path_adds_up_to_the_query(found: QueryTrace) -> None:
 
 @st.composite
 def with_plain_calls(draw: st.DrawFn) -> QueryTrace:
-    """What a plain object told of, in any disorder: calls and steps that lie outside of the query or across others."""
+    """Draw reports of an original in any disorder: calls and steps outside the query or across others."""
     base = draw(any_traces())
     names = [span.primitive for span in base.spans]
     outside = st.floats(-1.0, 11.0, allow_nan=False)

@@ -59,7 +59,7 @@ def provider(exporter: InMemorySpanExporter) -> Iterator[TracerProvider]:
 
 
 def rag(pool: EnginePool) -> Runnable[Any, str]:
-    """The search stands behind a model's call that it does not need, so it is begun ahead."""
+    """Return a chain whose search is prefetched, because it does not need the model's call before it."""
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="farm")
     store.add_texts(["Lambs eat grass.", "Oats are for horses."])
     llm = ChatTeola(pool=pool, max_tokens=8)
@@ -71,7 +71,7 @@ def rag(pool: EnginePool) -> Runnable[Any, str]:
 
 
 def ask(provider: Any, *, app: str = "farm") -> tuple[str, str]:
-    """The plain and the accelerated answer; the pool is closed, so what it had to send is sent."""
+    """Return the original and the accelerated answer. The pool is closed, so that all spans are sent."""
     with EnginePool.local(fake_engines(), tracing=provider) as pool:
         chain = rag(pool)
         plain = chain.invoke({"question": "What do lambs eat?"})
@@ -79,7 +79,7 @@ def ask(provider: Any, *, app: str = "farm") -> tuple[str, str]:
 
 
 def by_name(exporter: InMemorySpanExporter, app: str = "farm") -> dict[str, ReadableSpan]:
-    """The query's spans by name, the query's own under its app's."""
+    """Return the query's spans by name, the query's own under the name of its app."""
     spans = exporter.get_finished_spans()
     root = next(s for s in spans if s.name == app)
     return {s.name: s for s in spans if s.context.trace_id == root.context.trace_id}
@@ -117,7 +117,7 @@ def test_attributes_follow_the_conventions_for_generative_ai(
 
 
 def engine(pool: EnginePool) -> Any:
-    """A query engine of LlamaIndex."""
+    """Return a query engine of LlamaIndex."""
     storage = StorageContext.from_defaults(vector_store=LlamaIndexStore(pool=pool, collection="notes"))
     nodes = [TextNode(id_=f"n{i}", text=text) for i, text in enumerate(["Lambs eat grass.", "Oats are for horses."])]
     index = VectorStoreIndex(nodes, storage_context=storage, embed_model=TeolaEmbedding(pool=pool))

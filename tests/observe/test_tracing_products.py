@@ -172,7 +172,7 @@ def assert_ours_are_in_the_trace(spans: list[dict[str, Any]], outer: str) -> Non
 
 @pytest.fixture
 def phoenix(collector: Collector) -> Iterator[Any]:
-    """Phoenix's tracer provider, which sends to the collector."""
+    """Return Phoenix's tracer provider, which sends to the collector."""
     otel = pytest.importorskip("phoenix.otel", reason="needs arize-phoenix-otel")
     provider = otel.register(
         endpoint=f"{collector.url}/v1/traces",

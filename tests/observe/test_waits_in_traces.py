@@ -47,7 +47,7 @@ async def think(value: Any) -> Any:
 
 
 def path(trace: QueryTrace) -> dict[str, float]:
-    """Seconds of each step of the critical path that has any; several of one name are put together."""
+    """Return the seconds of each step on the critical path. Steps with the same name are added."""
     found: dict[str, float] = {}
     for step in trace.critical_path():
         found[step.span.primitive] = found.get(step.span.primitive, 0.0) + step.total
@@ -57,7 +57,7 @@ def path(trace: QueryTrace) -> dict[str, float]:
 
 
 def exactly(trace: QueryTrace, expected: dict[str, float]) -> None:
-    """In virtual time: to the microsecond."""
+    """Check the critical path of a trace in virtual time, to the microsecond."""
     found = path(trace)
     assert list(found) == list(expected)
     assert found == {name: pytest.approx(seconds, abs=1e-6) for name, seconds in expected.items()}
@@ -67,7 +67,7 @@ def exactly(trace: QueryTrace, expected: dict[str, float]) -> None:
 
 
 def watched(chain: Callable[[EnginePool], Chain], given: Any) -> tuple[QueryTrace, QueryTrace]:
-    """The traces of a plain and an accelerated call."""
+    """Return the traces of a call of the original and of an accelerated one."""
 
     async def both() -> tuple[Any, Any]:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
@@ -175,7 +175,7 @@ def test_critical_path_follows_the_slowest_branch() -> None:
 
 @dataclass
 class Moments:
-    """When what runs began and ended, as it saw itself: on the clock of traces, however busy the machine is."""
+    """Start and end of each piece of work, measured in the work itself by the clock of traces."""
 
     of: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -234,7 +234,7 @@ def model_chain(name: str, text: str, takes: float, moments: Moments, after: str
 
 
 def own_models(moments: Moments) -> Chain:
-    """Two models that need nothing of each other, of which the first is over last, and one that needs both."""
+    """Return a chain of two independent models, the first of which ends last, and one that needs both."""
     both = RunnablePassthrough.assign(a=model_chain("a.model", "a {q}", 0.4, moments, after="b.model"))
     return both.assign(b=model_chain("b.model", "b {q}", 0.2, moments)) | model_chain("model", "{a} {b}", 0.1, moments)
 
@@ -255,7 +255,7 @@ def test_unbound_models_have_virtual_times_and_no_waste() -> None:
 
 
 def span_of(trace: QueryTrace, moments: Moments, name: str) -> Span:
-    """The one in which that ran. It is named as it was planned, if the plan came to it before the plain object."""
+    """Return the span of this work. It has the planned name if the plan came to it before the original."""
     began, ended = moments.of[name]
     around = [s for s in trace.spans if s.engine and s.done is not None and s.begin <= began and ended <= s.done]
     [found] = [s for s in around if s.primitive == name] or [s for s in around if ".call#" in s.primitive]
@@ -408,7 +408,7 @@ def test_whole_answer_has_no_prefilling_span() -> None:
 
 
 def paused(seconds: float, moments: Moments, name: str) -> Callable[[], bool]:
-    """For a `WritingLLM`: not before so many seconds."""
+    """Return a condition for a `WritingLLM`: true after this many seconds."""
     began: list[float] = []
 
     def over() -> bool:
@@ -487,8 +487,10 @@ def test_prefetched_tool_counts_from_its_call() -> None:
 
 
 def at_work(trace: QueryTrace) -> float:
-    """Seconds in which the plain object waited while what it waited for was queued or ran: no code of its own. Of what
-    it waited for at once, the call that was answered last."""
+    """Return the seconds in which the original waited for work that was queued or running.
+
+    Of calls that it waited for together, the one that was answered last counts.
+    """
     spans, at, total = trace.finished(), trace.ended, 0.0
     for wait in sorted(trace.waits or (), key=lambda wait: wait.answered, reverse=True):
         if wait.answered <= at:

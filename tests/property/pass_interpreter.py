@@ -34,7 +34,7 @@ class Interpreter:
         self.written = [name for name in RESOURCES if name not in checked]
 
     def run(self) -> tuple[Any, State]:
-        """The output, and what the stores hold in the end."""
+        """Return the output, and the contents of the stores in the end."""
         waiting = {p.id: set(self.graph.parents(p.id)) for p in self.graph}
         while waiting:
             ready = sorted(name for name, parents in waiting.items() if not parents)
@@ -80,7 +80,7 @@ class Interpreter:
     partial_prefilling = prefilling
 
     def items_of(self, p: Primitive, values: dict[str, Any]) -> list[str]:
-        """What the request that `p` belongs to decodes, item by item."""
+        """Return what the request of `p` decodes, item by item."""
         while not p.prefills:
             p, length = self.graph[p.inputs[0][1].producer], p.option("yields")
         return [digest("item", values[p.id], i) for i in range(length)]
@@ -130,7 +130,7 @@ class Interpreter:
         return self.read(p.fragment.output, inner)
 
     def confirmed(self, p: Primitive, i: int, item: Any, values: dict[str, Any]) -> bool:
-        """The prediction was right; what was read under `validated` is still so. Order alone protects other reads."""
+        """Return True if the prediction was right, and what was read under `validated` is unchanged."""
         verify = self.graph[p.inputs[0][1].producer]
         predicted = verify.input(f"predicted{i}")
         assert predicted is not None
@@ -141,7 +141,7 @@ class Interpreter:
 
 
 def everything(graph: Graph) -> Iterable[Primitive]:
-    """Primitives, those of fragments too."""
+    """Return all primitives, those of fragments included."""
     for p in graph:
         yield p
         if p.fragment is not None:
@@ -149,6 +149,6 @@ def everything(graph: Graph) -> Iterable[Primitive]:
 
 
 def realised(name: str, graph: Graph) -> Iterable[str]:
-    """Ids that do in `graph` what `name` did in the p-graph; the end of stages only collects their values."""
+    """Return the ids that do in `graph` what `name` did in the p-graph. The end of stages only collects values."""
     same = (p for p in graph if p.id == name or p.id.startswith(f"{name}#"))
     return [p.id for p in same if p.kind is not K.AGGREGATE]

@@ -100,7 +100,7 @@ class Maker:
         group.append(self.add(Primitive(self.name, K.RERANKING, "reranker", inputs, batchable=True, size=self.size())))
 
     def reranked(self) -> None:
-        """A prompt on documents that are put in order first."""
+        """Add a prompt on documents that are reranked first."""
         self.reranking()
         group = next(group for group in self.lists if Ref(self.steps[-1][-1].id) in group)
         inputs = named(documents=group[0], scores=group[-1])
@@ -114,7 +114,7 @@ class Maker:
         self.texts.append(self.add(embed, search))
 
     def answering(self) -> None:
-        """A prompt whose beginning is ready before its end."""
+        """Add a prompt whose first part is ready before the rest."""
         self.retrieval()
         parts = [(self.pick(*self.texts), "q"), (self.texts[-1], "c")]
         self.decode([PromptPart.literal("literal text " * 9), *(PromptPart.var(name, 30) for _, name in parts)], parts)
@@ -140,13 +140,13 @@ class Maker:
         return self.texts[-1]
 
     def expansion(self) -> None:
-        """A generated list, and what is done for each item."""
+        """Add a generated list, and a step for each item."""
         text = self.decode([PromptPart.var("q", 9)], [(self.pick(*self.texts), "q")], splittable=True)
         self.list_maker(text, "split")
         self.over(self.lists[-1][0])
 
     def document(self) -> None:
-        """What is uploaded is searched for each generated item."""
+        """Add an upload, and a search in it for each generated item."""
         self.chunking()
         self.ingestion()
         self.expansion()
@@ -157,7 +157,7 @@ class Maker:
         self.lists.append([self.add(Primitive(self.name, kind, inputs=named(x=ref), call=call, effects=effects))])
 
     def over(self, items: Ref) -> None:
-        """What follows a list of generated items."""
+        """Add what follows a list of generated items."""
         what = self.pick("map", "map", "reverse", "embed")
         if what == "map":
             self.mapping(items)
@@ -213,14 +213,14 @@ class Maker:
         return Graph(self.chained() if self.draw(st.booleans()) else self.loose(), output)
 
     def chained(self) -> list[Primitive]:
-        """Every step after the one before it, as in a template."""
+        """Return the steps with each after the one before it, as in a template."""
         made = list(self.steps[0])
         for last, step in zip(self.steps, self.steps[1:], strict=False):
             made += [step[0].with_(after=(last[-1].id,)), *step[1:]]
         return made
 
     def loose(self) -> list[Primitive]:
-        """Only what conflicts is ordered, and a few edges without a reason."""
+        """Return the steps with order edges between conflicting ones, and a few others."""
         made: list[Primitive] = []
         for step in self.steps:
             needed = [p.id for p in made if any(is_impure(q) or conflict(p.effects, q.effects) for q in step)]
@@ -261,7 +261,7 @@ def check(before: Graph, after: Graph, seeds: range) -> None:
 
 
 def check_order(before: Graph, after: Graph) -> None:
-    """Conflicting effects keep their order, and user code waits for all it waited for."""
+    """Check that conflicting effects keep their order, and that user code waits for everything it did before."""
     for q in before:
         above = [before[name] for name in before.ancestors[q.id]]
         for p in above:

@@ -55,7 +55,7 @@ def _end_of_the_loop() -> Iterator[None]:
 
 @dataclass
 class Stock:
-    """What engines are made of."""
+    """The parts from which engines are made."""
 
     llm: Any
     embedding: Any
@@ -90,7 +90,7 @@ def made_of(embedding: Any, store: Any = None) -> VectorStoreIndex:
 
 @pytest.fixture(scope="module")
 def own(vllm_api: ApiServer) -> Iterator[Stock]:
-    """The user's own, and engines that serve them; the store stays the user's."""
+    """Return the user's own objects, and engines that serve them. The store stays the user's."""
     llm = OpenAILike(
         model=MODEL,
         api_base=vllm_api.base_url,
@@ -117,7 +117,7 @@ def own(vllm_api: ApiServer) -> Iterator[Stock]:
 
 @pytest.fixture(scope="module")
 def pooled(real_pool: EnginePool) -> Stock:
-    """Pool-backed objects on real engines."""
+    """Return pool-backed objects on real engines."""
     embedding = TeolaEmbedding(pool=real_pool)
     index = made_of(embedding, TeolaVectorStore(pool=real_pool, collection=next(_names)))
     llm = TeolaLLM(pool=real_pool, max_tokens=12, is_chat_model=False)
@@ -136,7 +136,7 @@ def stock(request: pytest.FixtureRequest) -> Iterator[Stock]:
 
 
 def answered(engine: Any, way: str) -> tuple[str, str, list[tuple[str, float]]]:
-    """Type, text and passages. Scores as they are compared: in the last digits a batch may differ from one alone."""
+    """Return type, text and passages. Scores are rounded, because they depend on the batch in the last digits."""
 
     async def streamed() -> Any:
         found = await engine.aquery(QUESTION)

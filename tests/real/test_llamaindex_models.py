@@ -51,7 +51,7 @@ def own() -> HuggingFaceEmbedding:
 
 
 def observe(obj: Any, call: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
-    """What a call gives, and what LlamaIndex hears of it, without the vectors' last digits."""
+    """Return the result of a call and its events, without the vectors' last digits."""
     recorder = Recorder()
     obj.callback_manager = CallbackManager([recorder])
     with recorded(recorder):
@@ -151,7 +151,7 @@ def test_bound_reranker_equals_the_original(pool, options, sync):
 
 
 def _shape(events: list[Any]) -> list[Any]:
-    """Names of events alone: scores differ in their last digits."""
+    """Return the names of events without scores, which differ in their last digits."""
     return [sorted((text.partition("{")[0], n) for text, n in part) for part in events]
 
 

@@ -81,7 +81,7 @@ def scorer() -> HuggingFaceCrossEncoder:
 
 
 def seen(value: Any) -> Any:
-    """A result without what differs from call to call: ids, times, and how much of the prompt was cached."""
+    """Return a result without what differs from call to call: ids, times, and how much of the prompt was cached."""
     if isinstance(value, BaseMessage):
         return type(value), seen(value.model_dump())
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def seen(value: Any) -> Any:
 
 
 def answer_of(chain: Chain, way: str, given: Any) -> Any:
-    """What a call gives or raises."""
+    """Return the result of a call or its error."""
 
     async def streamed() -> Any:
         return [chunk async for chunk in chain.astream(given)]
@@ -273,7 +273,10 @@ Made = Callable[[Callable[[Any], VectorStore]], VectorStore]
 
 @pytest.fixture(scope="module")
 def made(embeddings: HuggingFaceEmbeddings) -> Made:
-    """The store of each kind, made once: embedding the texts takes a second. No test writes into it."""
+    """Return the store of each kind.
+
+    They are created once, because embedding takes a second; no test writes to them.
+    """
     return functools.cache(lambda store: store(embeddings))
 
 

@@ -154,7 +154,7 @@ async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
 
 
 async def one_blocker(engine: Any, filler: str) -> None:
-    """Keeps vLLM busy for a step, so that the four are queued together behind it."""
+    """Keep vLLM busy for a step, so that the four requests wait together."""
     from teola_plugin.requests.payloads import Request
 
     payload = Generate(Prompt((Message("user", filler * 2),)), Sampling(max_tokens=2))

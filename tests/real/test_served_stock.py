@@ -43,7 +43,7 @@ def engines(vllm_api: ApiServer) -> Iterator[llamaindex_apps.Models]:
 
 
 def counted(server: ApiServer, call: Any) -> tuple[Any, float]:
-    """What it gives, and the requests that the server has answered for it."""
+    """Return the result of a call, and the number of requests that the server answered for it."""
     before = server.metric(ASKED)
     value = call()
     return value, server.metric(ASKED) - before

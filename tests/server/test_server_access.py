@@ -32,7 +32,7 @@ SHORT = key("short", max_seconds=0.2)
 
 
 def sleeping_llm(seconds: float, requests: int = 64) -> FakeLLM:
-    """A token takes so long, whatever else is under way; so many at a time."""
+    """Return an LLM with a fixed time for each token and a limit on parallel requests."""
     curve = {PrimitiveKind.DECODING: Curve.linear(0.0, seconds), PrimitiveKind.PREFILLING: Curve.linear(0, 0)}
     return FakeLLM("llm", replace(profiles.noop()["llm"], curves=curve, max_requests=requests))
 

@@ -40,7 +40,7 @@ def client(server: RunningServer) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[EnginePool]:
-    """Another pool of the same engines, for the same objects without the server."""
+    """Return another pool of the same engines, for the same objects without the server."""
     with EnginePool.local(fake_engines()) as pool:
         yield pool
 
@@ -63,7 +63,7 @@ def text_of(client: Any, name: str, text: str, **more: Any) -> str:
 
 
 def expected(name: str, pool: EnginePool) -> str:
-    """What the plain object answers to "cows"."""
+    """Return the original's answer to "cows"."""
     obj = getattr(served_apps, name)(pool)
     match name:
         case "chain":

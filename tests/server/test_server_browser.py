@@ -60,7 +60,7 @@ def test_page_fits_the_screen_with_readable_contrast(
 
 
 def luminance(tab: Tab, selector: str) -> float:
-    """As WCAG has it, of an opaque colour."""
+    """Return the relative luminance of an opaque colour, as WCAG defines it."""
     parts = tab.value(f"{selector}.match(/[0-9.]+/g).slice(0, 3).map(Number)")
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (one / 255 for one in parts)]
     return float(sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))

@@ -47,7 +47,7 @@ def fill(tab: Tab, **values: str) -> None:
 
 
 def files(tab: Tab, *files_: tuple[str, str, bytes]) -> None:
-    """Chooses files: name, type and content each."""
+    """Choose files in the page, each given by name, type and content."""
     scripts = [f"new File([new Uint8Array({list(data)})], {name!r}, {{type: {kind!r}}})" for name, kind, data in files_]
     tab.value(
         f"(() => {{ const all = new DataTransfer(); for (const one of [{', '.join(scripts)}]) all.items.add(one); "

@@ -64,7 +64,7 @@ def client(server: RunningServer) -> Iterator[TeolaClient]:
 
 
 def ran(notes: Path, text: str) -> list[str]:
-    """Names of the nodes that ran for this text, in order."""
+    """Return the names of the nodes that ran for this text, in order."""
     return [name for name, noted in (line.split(" ", 1) for line in notes.read_text().splitlines()) if noted == text]
 
 

@@ -52,7 +52,7 @@ pytestmark = [
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that PostgreSQL's user can reach, too: as root, it runs as somebody else."""
+    """Return a folder that PostgreSQL's user can enter. If the tests run as root, PostgreSQL runs as another user."""
     with tempfile.TemporaryDirectory(prefix="teola-server-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -60,7 +60,7 @@ def open_folder() -> Iterator[Path]:
 
 @contextmanager
 def server(folder: Path, stored: dict[str, Any], seconds: float, end: signal.Signals) -> Iterator[TeolaClient]:
-    """A process of `teola serve`, whose apps and slow engine take so many seconds; it gets the signal at the end."""
+    """Run a process of `teola serve` whose apps and slow engine take this long. Send it the signal at the end."""
     pool = json.loads(json.dumps(POOL))
     pool["engines"]["slow"]["options"]["seconds"] = seconds
     pool["server"] = {"port": 0, "log": "off", "drain": 5, **stored}
@@ -84,12 +84,15 @@ def server(folder: Path, stored: dict[str, Any], seconds: float, end: signal.Sig
 
 
 def lines(folder: Path) -> Counter[str]:
-    """How often each node ran, by `name text`."""
+    """Count the runs of each node, by `name text`."""
     return Counter((folder / "notes").read_text().splitlines())
 
 
 def killed(folder: Path, stored: dict[str, Any], per_kind: int) -> None:
-    """So many queries of each kind under way, kill -9, another server: each is finished, begun again or reported."""
+    """Kill a server with `per_kind` running queries of each kind, and start another one.
+
+    Check that each query is finished, started again, or reported as lost.
+    """
     with server(folder, stored, 60, signal.SIGKILL) as client:
         done = client.wait(client.submit("llm", "before").id)
         submitted = {(kind, i): client.submit(kind, f"{kind} {i}") for kind in KINDS for i in range(per_kind)}

@@ -21,7 +21,7 @@ PUBLIC, OTHER_PUBLIC = "93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
 
 
 class Pages(BaseHTTPRequestHandler):
-    """What a server on the internet may answer."""
+    """Replies that a server on the internet may send."""
 
     seen: list[dict[str, str]] = []
 
@@ -55,7 +55,7 @@ class Pages(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def endless(self) -> None:
-        """Says nothing of its length."""
+        """Send a reply without its length."""
         self.send_response(200)
         self.end_headers()
         try:

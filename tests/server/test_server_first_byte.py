@@ -24,14 +24,14 @@ def server() -> Iterator[RunningServer]:
 
 
 def running_queries(server: RunningServer) -> set[Any]:
-    """Connections of whose request the server has the first byte."""
+    """Return the connections whose request's first byte the server has."""
     return {one for one in tuple(server.server.server_state.connections) if "teola.began" in (one.scope or {})}  # type: ignore[union-attr]
 
 
 def asked_slowly(
     server: RunningServer, path: str, headers: dict[str, str], **body: Any
 ) -> tuple[int, dict[str, Any], str]:
-    """Status, answer and query of a request whose first line comes a while before its last byte."""
+    """Send a request slowly. Return status, answer and query."""
     content = json.dumps({"model": "llm", **body}).encode()
     fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(content)), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -85,7 +85,7 @@ def test_sigterm_runs_the_cleanup_of_the_demo() -> None:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that PostgreSQL's user can reach, too: as root, it runs as somebody else."""
+    """Return a folder that PostgreSQL's user can enter. If the tests run as root, PostgreSQL runs as another user."""
     with tempfile.TemporaryDirectory(prefix="teola-server-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -120,7 +120,7 @@ def test_commands_printed_by_serve_work(tmp_path: Path, open_folder: Path) -> No
 
 
 def _all_end(processes: list[int]) -> None:
-    """Those that watch their parent end a moment after it."""
+    """Wait until all processes have ended. Those that watch their parent end a moment after it."""
     until(lambda: not any(map(psutil.pid_exists, processes)), 15)
 
 

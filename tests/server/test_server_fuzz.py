@@ -59,7 +59,7 @@ ANY = st.recursive(
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """All places in a value."""
+    """Return the paths of all places in a value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in items:
@@ -316,7 +316,7 @@ def test_mutations_of_full_bodies_never_cause_a_server_error(
 
 
 def optional_places(path: str, body: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The names in a body that may be left out, and are no data of the client's own."""
+    """Return the optional names in a body that are no data of the client's own."""
     own_data = {"metadata", "inputs", "variables", "settings", "schema", "$defs", "properties", "parameters"}
     own_data |= {"input", "input_schema"} if path == "/v1/messages" else set()
     own_data -= {"parameters"} if path == "/v1/queries" else set()

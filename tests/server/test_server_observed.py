@@ -264,7 +264,7 @@ def test_missing_exporter_package_names_the_install_command(monkeypatch: pytest.
 
 @pytest.fixture
 def lines() -> Iterator[tuple[logging.Handler, io.StringIO]]:
-    """What the server writes, as JSON."""
+    """Return the lines that the server logs, parsed as JSON."""
     written = io.StringIO()
     handler, logger = logging.StreamHandler(written), logging.getLogger("teola_plugin")
     handler.setFormatter(JsonLines(details=False))
@@ -344,7 +344,7 @@ def replace_answer(answer: str) -> FakeLLM:
 
 
 def asked_everywhere(server: RunningServer) -> dict[str, str]:
-    """Requests of every kind, right and wrong; what pages, lists and figures tell of them then."""
+    """Send requests of every kind, right and wrong. Return what pages, lists and metrics show then."""
     with server.client(ONE.secret) as http:
         id = http.post("/v1/chat/completions", json=CHAT).headers["x-teola-query"]
         http.post("/v1/chat/completions", json={**CHAT, "stream": True})

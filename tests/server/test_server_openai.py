@@ -27,7 +27,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
 def chat_body(content: Any, **more: Any) -> dict[str, Any]:
-    """A chat of one message."""
+    """Return the body of a chat of one message."""
     return {"model": "llm", "messages": [{"role": "user", "content": content}], **more}
 
 

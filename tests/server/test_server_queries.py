@@ -58,7 +58,7 @@ def waited(http: httpx.Client, id: str) -> dict[str, Any]:
 
 
 def events(http: httpx.Client, id: str, last: str = "", limit: int = 10**6) -> list[tuple[str, str, Any]]:
-    """(id, kind, data), the first `most`."""
+    """Return id, kind and data of the first `most` events."""
     results: list[tuple[str, str, Any]] = []
     part: dict[str, str] = {}
     headers = {"Last-Event-ID": last} if last else {}

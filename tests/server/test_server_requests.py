@@ -51,7 +51,7 @@ def http() -> Iterator[httpx.Client]:
 
 
 def post(http: httpx.Client, path: str, body: Any) -> httpx.Response:
-    """Lone surrogates and numbers that are not finite are sent as Python's JSON spells them."""
+    """Send a request. Lone surrogates and infinite numbers are spelled as Python's JSON does."""
     return http.post(f"/v1/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 

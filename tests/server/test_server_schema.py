@@ -79,7 +79,7 @@ def test_generated_requests_cause_no_server_error(
 
 
 def tried(http: httpx.Client, operation: Any, mode: Any, seen: list[int]) -> None:
-    """Requests of one operation; half of those with an id name something that is there."""
+    """Send requests of one operation. Half of those with an id name something that exists."""
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @seed(int(os.environ.get("TEOLA_TEST_SEED", "1")))

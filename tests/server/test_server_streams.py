@@ -106,7 +106,7 @@ def folded_completion(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def folded_response(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response at the end; what was streamed of its text and its calls is checked against it."""
+    """Return the response at the end. Check it against the streamed text and calls."""
     joined: dict[str, Any] = events[-1]["response"]
     texts = {item["id"]: item["content"][0]["text"] for item in joined["output"] if item["type"] == "message"}
     calls = {item["id"]: item["arguments"] for item in joined["output"] if item["type"] == "function_call"}
@@ -120,7 +120,7 @@ def folded_response(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def comparable(value: Any) -> Any:
-    """Without what differs between any two answers: ids, times, and how much of a prompt was cached."""
+    """Return an answer without ids, times, and how much of a prompt was cached."""
     if isinstance(value, dict):
         left_out = ("created", "created_at", "object", "prompt_tokens_details", "input_tokens_details", "annotations")
         return {key: comparable(inner) for key, inner in value.items() if key not in left_out}
@@ -157,7 +157,7 @@ def text_of_response(response: dict[str, Any]) -> str:
 
 
 def text_of_query(http: httpx.Client, body: dict[str, Any]) -> str:
-    """The text of a submitted query's answer; its pieces are checked against it."""
+    """Return the text of a submitted query's answer. Check its pieces against it."""
     submitted = http.post("/v1/queries", json=body)
     assert submitted.status_code == 202, submitted.text
     events = events_of(http.get(f"/v1/queries/{submitted.json()['id']}/events"))

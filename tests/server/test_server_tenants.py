@@ -53,7 +53,7 @@ def llm(drafts: str = "off") -> FakeLLM:
 
 @dataclass
 class Tenant:
-    """What one has on the server, all of it with a mark in it."""
+    """The data of one tenant on the server. All of it contains a mark."""
 
     http: httpx.Client
     mark: str = field(default_factory=lambda: f"mark{secrets.token_hex(6)}")
@@ -83,7 +83,7 @@ class Tenant:
 
 
 def settled(owner: Tenant) -> Tenant:
-    """Queries, files, rows, threads, conversations, traces and streams of its own."""
+    """Create queries, files, rows, threads, conversations, traces and streams of a tenant."""
     done = owner.submit()
     owner.submit(input="{{x}}", variables={"x": {"query": done}})
     owner.submit(model="reading", documents=[{"name": owner.mark, "text": owner.text()}], settings={"found.k": 1})
@@ -117,7 +117,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def routes(server: RunningServer) -> list[tuple[str, str]]:
-    """All of the server: method and path, also those that its schema does not tell."""
+    """Return method and path of all routes of the server, including those that its schema leaves out."""
     results = [one for one in server.server.config.app.routes if isinstance(one, APIRoute)]
     return sorted((method, one.path) for one in results for method in one.methods)
 
@@ -126,7 +126,7 @@ def routes(server: RunningServer) -> list[tuple[str, str]]:
 
 
 class Thief:
-    """Knows all ids of somebody else's, and tries them everywhere."""
+    """A client that knows all ids of another tenant, and tries them everywhere."""
 
     def __init__(self, http: httpx.Client, of: Tenant, routes: list[tuple[str, str]], rng: random.Random) -> None:
         self.http, self.of, self.rng = http, of, rng
@@ -148,7 +148,7 @@ class Thief:
         return self.rng.choice(ids)
 
     def _route(self) -> tuple[str, httpx.Response]:
-        """Somebody else's id, and one of nobody's in the same form: both are answered alike."""
+        """Send another tenant's id and an unknown id of the same form to a route. Both must get the same reply."""
         method, path = self.rng.choice(self.routes)
         id = self._id()
         spelled = self.rng.choice(
@@ -174,7 +174,7 @@ class Thief:
         return path, reply
 
     def _body(self) -> tuple[str, httpx.Response]:
-        """Ids in what is sent."""
+        """Send another tenant's ids in a body."""
         post, id = self.http.post, self._id()
         match self.rng.randrange(5):
             case 0:
@@ -200,14 +200,14 @@ class Thief:
         return where, reply
 
     def _header(self) -> tuple[str, httpx.Response]:
-        """A query of the same name is another one."""
+        """Send a query with the same name as another tenant's. It must be a separate query."""
         headers = {"X-Teola-Query": self._id("live"), "X-Request-ID": self._id("request")}
         self.own.add(headers["X-Teola-Query"])
         body = {"model": "llm", "messages": [{"role": "user", "content": "what is it?"}], "max_tokens": 5}
         return "name of a query", self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def _content(self) -> tuple[str, httpx.Response]:
-        """What was asked, answered, indexed: by apps, and by what a cache holds of it."""
+        """Ask for what the other tenant asked, received or indexed, by apps and through caches."""
         model = self.rng.choice(["notes", "reading", "llm", "chatting"])
         documents = [{"text": "hay"}] if model in ("notes", "reading") else []
         body = {"model": model, "input": "keeps this to itself, whoever may ask for it", "documents": documents}
@@ -250,7 +250,7 @@ def test_random_attacks_reach_no_data_of_another_tenant(server: RunningServer) -
 
 
 def seen(owner: Tenant) -> dict[str, Any]:
-    """What is there of a tenant, as it sees it."""
+    """Return everything of a tenant that it sees itself."""
     queries = {
         one["id"]: one["answer"]
         for one in owner.http.get("/v1/queries").json()["data"]
@@ -370,7 +370,7 @@ def pool_rows(server: RunningServer) -> set[str]:
 
 
 def rows_with(dsn: str, mark: str) -> list[Any]:
-    """Rows of any of the server's tables that hold the mark."""
+    """Return the rows of all tables of the server that contain the mark."""
     import psycopg
 
     with psycopg.connect(dsn) as connection:

@@ -22,7 +22,7 @@ NAMED = "text-embedding-3-small"
 
 @pytest.fixture(scope="module", autouse=True)
 def encodings() -> Iterator[None]:
-    """Files of tiktoken that come with LlamaIndex: nothing is fetched."""
+    """Use the files of tiktoken that come with LlamaIndex, so that nothing is downloaded."""
     folder = Path(llama_index.core.__file__).parent / "_static" / "tiktoken_cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))

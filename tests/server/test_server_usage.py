@@ -42,7 +42,7 @@ def usage_of(server: RunningServer, name: str, *, stream: bool) -> tuple[dict[st
 
 
 def of_the_pool(server: RunningServer, id: str) -> int:
-    """Tokens of the calls that reached an engine, by the query's trace."""
+    """Return the tokens of the calls that reached an engine, from the query's trace."""
     until(lambda: server.service.live.find("one", id))
     live = server.service.live.find("one", id)
     assert live is not None

@@ -15,7 +15,7 @@ from teola_plugin.graph.refs import Slice
 
 
 class Mine:
-    """Every look at it is the user's own code."""
+    """A container of the user's own, so that each access runs user code."""
 
     def look(self, *_: Any) -> Any:
         raise AssertionError("user code ran")

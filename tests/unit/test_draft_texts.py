@@ -25,7 +25,7 @@ TEXT = {"type": "string"}
 
 
 def fits(form: str, text: str) -> bool:
-    """Whether a text is the form with something in its gaps."""
+    """Return True if the text is the form with its gaps filled."""
     at = 0
     first, *others = form.split(GAP)
     if not text.startswith(first):

@@ -89,7 +89,7 @@ class Model(BaseModel):
 
 
 class Store:
-    """No pydantic model: what its attributes decide is unknown."""
+    """A class that is no pydantic model, so that the effect of its attributes is unknown."""
 
 
 def test_objects_of_equal_configuration_have_equal_keys() -> None:

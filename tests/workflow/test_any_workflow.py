@@ -46,7 +46,7 @@ NUMBERS = itertools.count()
 
 
 def joined(**given: Any) -> str:
-    """What functions of drawn workflows do: short, and telling of all that was given."""
+    """Return a short text of all arguments, as functions of drawn workflows do."""
     return f"{'+'.join(sorted(given))} {hash(str(given)) % 997}"
 
 
@@ -157,7 +157,7 @@ class Maker:
         self.add(Loop(self.name(), init=self.pick(TEXT), flow=body, until=until, max_rounds=rounds), TEXT)
 
     def inner(self, own: str = "") -> Flow:
-        """A flow of one or two components, which may read all that is there."""
+        """Draw a flow of one or two components, which may read all earlier values."""
         known, made = {kind: list(names) for kind, names in self.known.items()}, self.made
         self.known, self.made = {**known, TEXT: [*known[TEXT], *([own] if own else [])], PASSAGES: []}, []
         self.draw(st.sampled_from((self.generation, self.function)))()
@@ -198,7 +198,7 @@ def workflows(draw: Any) -> Workflow:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnginePool]:
-    """What calls by hand are made on: it takes no time, and answers as the others do."""
+    """Create a pool for the sequential reference. It takes no time and gives the answers of the others."""
     with EnginePool.local(engines()) as made:
         yield made
 
@@ -220,7 +220,7 @@ OTHER = {
 
 
 async def answered(workflow: Workflow, passes: Any) -> list[dict[str, Any]]:
-    """The values of two queries that run at once, on engines that take their time, in virtual time."""
+    """Return the values of two parallel queries in virtual time, on engines with latencies."""
     async with EnginePool.on_this_loop(engines(rtx3090())) as pool:
         app = workflow.deploy(pool, passes=passes)
         made = await asyncio.gather(*(app.arun(inputs, deadline_s=10_000) for inputs in (GIVEN, OTHER)))

@@ -72,7 +72,7 @@ def searched(**more: Any) -> Workflow:
 
 
 def begun(result: Any, part: str = "web") -> list[float]:
-    """When each search was asked for, after the condition was known; negative before."""
+    """Return when each search was requested, in seconds after the condition was known."""
     spans = result.trace.spans
     known = next(span.done for span in spans if span.primitive.endswith("needed"))
     return [span.queued - known for span in spans if span.primitive.endswith(part) and span.engine]

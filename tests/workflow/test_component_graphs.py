@@ -120,7 +120,7 @@ def test_every_shipped_component_has_a_case() -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> EnginePool:
-    """Never started: plans need profiles only."""
+    """Create a pool that is never started, because plans need profiles only."""
     outside = [FakeWebSearch(profile=web_search(0.3)), FakeTools(profile=tools(0.2))]
     return EnginePool.local([*fake_engines(rtx3090()), *outside])
 

@@ -16,7 +16,7 @@ from teola_plugin.workflow import Branch, Flow, Function, Generation, Indexing, 
 
 
 def step(name: str, *reads: str) -> Function:
-    """It reads the values of these names."""
+    """Return a component that reads the values of these names."""
     words = ", ".join(reads)
     return Function(name, eval(f"lambda {words}: ({words}{',' if reads else ''})"), pure=True)
 

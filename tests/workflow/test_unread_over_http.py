@@ -17,7 +17,7 @@ APP = Workflow(
 
 
 def bodies(kind: str, *, streamed: bool = False) -> dict[str, Any]:
-    """What the server is asked for, by the beginning of its prompt."""
+    """Return the bodies of the server's requests, by the first letters of the prompt."""
     with openai_stub() as stub:
         stub.kind = kind
         with EnginePool.local(

@@ -347,7 +347,7 @@ def test_equal_searches_around_user_code_are_made_twice(pool: EnginePool) -> Non
 
 
 async def _written(store: Any, row: IngestRow) -> None:
-    """Past the pool, as code of the user's writes."""
+    """Write rows without the pool, as user code does."""
     async for _ in store.execute([Request("own", PrimitiveKind.INGESTION, row)]):
         pass
 

@@ -94,7 +94,7 @@ def chat(stub: OpenAIStub, **options: Any) -> ChatOpenAI:
 
 
 def request_bodies(stub: OpenAIStub) -> list[dict[str, Any]]:
-    """Bodies of requests, without what says how an answer is sent."""
+    """Return the bodies of the requests, without the fields that say how the answer is sent."""
     bodies = (body for path, body in stub.requests if path.endswith("completions"))
     return [{k: v for k, v in body.items() if k not in ("stream", "stream_options")} for body in bodies]
 

@@ -137,7 +137,7 @@ def pool(server: FixedReplies) -> Iterator[EnginePool]:
 
 @pytest.fixture(scope="module")
 def models(server: FixedReplies, pool: EnginePool) -> tuple[ChatOpenAI, Any]:
-    """A model, and the same bound."""
+    """Create a model, and the same model bound to an engine."""
     options: dict[str, Any] = {"include_response_headers": True, "max_retries": 0, "temperature": 0.0}
     original = ChatOpenAI(base_url=server.base_url, api_key="k", model=MODEL, **options)  # type: ignore[arg-type]
     return original, pool.bound(original, "llm")

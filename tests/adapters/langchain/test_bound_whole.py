@@ -56,7 +56,7 @@ class Helper:
 
 
 class Holder(Runnable[Any, Any]):
-    """No Pydantic object."""
+    """A class that holds a model and is no Pydantic model."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -27,7 +27,7 @@ def ask(template: str, model: Any) -> Chain:
 
 
 def behind_a_plan(model: Any, notes: Chain) -> Chain:
-    """The notes need nothing of the plan, which is made before them."""
+    """Return a chain whose notes do not need the plan that is written before them."""
     return RunnablePassthrough.assign(plan=ask("plan {topic}", model)) | RunnablePassthrough.assign(notes=notes)
 
 

@@ -344,7 +344,10 @@ class TestIntegration(ChatModelIntegrationTests):
 
 
 def _answer(request: Generate) -> str:
-    """What fits the schema of a joke (or of a person), or a call of a tool; it speaks once the tool has answered."""
+    """Return an answer that fits the schema of a joke or a person, or a call of a tool.
+
+    After the tool's result return text.
+    """
     schema = json.loads(request.sampling.json_schema or "{}")
     last_message = request.prompt.messages[-1]
     if request.prompt.tools and last_message.role == "user":

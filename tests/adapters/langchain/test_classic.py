@@ -178,7 +178,7 @@ def kit(_kit: Kit) -> Kit:
 
 
 def answered(kit: Kit, retriever: Chain) -> Chain:
-    """With a model behind it: it is asked ahead only if the graph has the retriever's very documents."""
+    """Return the retriever with a model behind it, which is called early only with the retriever's documents."""
     prompt = ChatPromptTemplate.from_template("Use {context} to answer {question}")
     read = retriever | (lambda documents: "\n".join(f"{d.page_content} {d.metadata}" for d in documents))
     return {"context": read, "question": RunnablePassthrough()} | prompt | kit.chat | StrOutputParser()
@@ -300,7 +300,7 @@ def test_classic_chain_result_does_not_depend_on_speculation(kit: Kit, always_ah
 
 @pytest.fixture
 def always_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of these start nothing early by themselves: let the graph run nevertheless, as it does in larger chains."""
+    """Run the plans of all chains, as in larger chains. Some of these prefetch nothing by themselves."""
     monkeypatch.setattr(runnable, "graph_saves_time", lambda source, graph: True)
 
 
@@ -343,12 +343,12 @@ def test_classic_chain_raises_the_errors_of_the_original(kit: Kit, always_ahead:
 
 
 def anonymous(error: BaseException) -> str:
-    """Without the numbers that requests and queries have."""
+    """Return a text without the numbers of requests and queries."""
     return re.sub(r"\b(q|call)\d+(-\d+)?", "#", str(error))
 
 
 def _mine(chain: Any) -> Any:
-    """The same object, of a class of the user's own."""
+    """Return the same object in a subclass, as users write it."""
     cls = type(chain)
     return type("Mine", (cls,), {"__module__": __name__})(**{k: v for k, v in vars(chain).items() if v is not None})
 

@@ -40,7 +40,7 @@ def one(ledger: Ledger) -> Chain:
 
 
 def many(ledger: Ledger) -> Chain:
-    """Its second model starts early; LangChain cannot pickle an assign."""
+    """Return a chain whose second model is prefetched. LangChain cannot pickle an assign."""
     return RunnablePassthrough.assign(a=one(ledger)).assign(b=one(ledger))
 
 

@@ -17,7 +17,7 @@ from teola_plugin.adapters.langchain.runnable import AcceleratedRunnable
 
 
 def two_answers(pool: Any, **options: Any) -> AcceleratedRunnable:
-    """One prompt, answered twice, one after the other; then both are compared."""
+    """Return a chain that answers one prompt twice and compares the answers."""
     model = ChatTeola(pool=pool, **options)
     one = ChatPromptTemplate.from_template("A number: {question}") | model | StrOutputParser()
     both = RunnablePassthrough.assign(a=one).assign(b=one)

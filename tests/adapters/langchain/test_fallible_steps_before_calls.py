@@ -72,7 +72,7 @@ def at_first(ledger: Ledger, check: Any) -> Chain:
 
 
 def between(ledger: Ledger, check: Any) -> Chain:
-    """A first model has answered when the check refuses; the second must not be asked."""
+    """Return a chain whose check fails after a first model has answered. The second model must not be called."""
     return (
         assign(a=ask("{question}", Chat(ledger=ledger, says="a")))
         | assign(ok=check)

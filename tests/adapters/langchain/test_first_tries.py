@@ -21,7 +21,7 @@ Build = Callable[[HostedModel, HostedModel], Runnable[Any, Any]]
 
 
 def loop(ask: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """A function that calls the same Runnable in a loop."""
+    """Return a function that calls the same Runnable in a loop."""
 
     def take_notes(inputs: dict[str, str]) -> list[Any]:
         return [ask.invoke({"item": item, "topic": inputs["topic"]}) for item in ITEMS]

@@ -39,7 +39,7 @@ def plain(pool):
 
 @pytest.fixture
 def stores(store, plain):
-    """A store of the pool and LangChain's own, with the same documents."""
+    """Return a store of the pool and LangChain's own store, with the same documents."""
     for each in (store, plain):
         each.add_documents(DOCUMENTS)
     return store, plain

@@ -53,7 +53,7 @@ def chain(kit: Any, joined: Callable[[Found], str]) -> Runnable[Any, Any]:
 
 
 def answer_and_spans(kit: Any, fast: Any) -> tuple[Any, list[Span]]:
-    """The answer, and the spans of what was prefilled as the prompt grew."""
+    """Return the answer, and the spans of prefills that were made while the prompt grew."""
     kit.fresh()
     found = fast.invoke(ASKED)
     return found.content, [span for span in fast.last_trace().spans if ".grown#" in span.primitive]

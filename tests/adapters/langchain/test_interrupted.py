@@ -62,7 +62,7 @@ def chain() -> Runnable[Any, Any]:
 
 
 class Heard(BaseCallbackHandler):
-    """What began and ended, by the order of beginnings; interrupts when the second call of a model has begun."""
+    """Records starts and ends of calls. It raises KeyboardInterrupt when the second call of a model has started."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []

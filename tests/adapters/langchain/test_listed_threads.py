@@ -117,7 +117,7 @@ def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: Op
 
 
 def _there(stub: OpenAIStub, requests: int) -> bool:
-    """Whether so many requests come before any is answered."""
+    """Return True if this many requests arrive before any is answered."""
     for _ in range(300):
         if len(stub.requests) >= requests:
             return True

@@ -32,7 +32,7 @@ def kit() -> Iterator[Any]:
 
 
 def judged(kit: Any, choosing: Chain) -> Chain:
-    """A judgement by the model, then what is chosen by it."""
+    """Return a chain in which the model judges, and a branch follows its verdict."""
     return RunnablePassthrough.assign(verdict=JUDGE | kit.chat(4) | StrOutputParser()) | choosing
 
 

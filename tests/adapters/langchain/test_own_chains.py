@@ -35,7 +35,7 @@ def ask(text: str, model: Chain) -> Chain:
 
 
 def three_assigns(ledger: Ledger) -> Chain:
-    """Independent, but written one after the other."""
+    """Return a chain of three independent assigns, one after the other."""
     return (
         RunnablePassthrough.assign(a=ask("{question}?", Chat(ledger=ledger, says="a")))
         .assign(b=ask("{question}!", Chat(ledger=ledger, says="b", tags=["own"], metadata={"k": 1})))
@@ -44,7 +44,7 @@ def three_assigns(ledger: Ledger) -> Chain:
 
 
 def rewritten(ledger: Ledger) -> Chain:
-    """A branch that depends on an earlier answer, and one that does not; a retriever; user code at the end."""
+    """Return a chain with a dependent branch, an independent one, a retriever, and user code at the end."""
     short = ask("shorter: {question}", Chat(ledger=ledger, says="short").with_config(tags=["t"], run_name="Short"))
     return (
         RunnablePassthrough.assign(short=short)
@@ -69,7 +69,7 @@ def with_user_code(ledger: Ledger) -> Chain:
 
 
 def local_models(ledger: Ledger) -> Chain:
-    """Sync code only, two of the steps on the same object."""
+    """Return a chain of models with sync code only. Two steps use the same object."""
     same = SyncChat(ledger=ledger, says="same")
     return (
         RunnablePassthrough.assign(a=ask("{question}?", same))
@@ -79,7 +79,7 @@ def local_models(ledger: Ledger) -> Chain:
 
 
 def branches(ledger: Ledger) -> Chain:
-    """A parallel in front of a sequence of assigns, named and configured."""
+    """Return a chain of a parallel and a sequence of assigns, with names and configs."""
     first = RunnableParallel(
         q=itemgetter("question"), x=ask("x {question}", Chat(ledger=ledger, says="x")).with_config(run_name="Ex")
     )
@@ -387,7 +387,7 @@ def test_chain_without_gain_is_left_unchanged() -> None:
 
 
 def step_back(ledger: Ledger, second: Chain) -> Chain:
-    """Two searches side by side, of which only the second needs the first answer."""
+    """Return a chain of two parallel searches. Only the second one needs the first answer."""
     first = itemgetter("question") | Notes(ledger=ledger)
     both = RunnableParallel(normal=first, generic=itemgetter("generic") | second)
     return RunnablePassthrough.assign(generic=ask("{question}", Chat(ledger=ledger, says="g"))) | both

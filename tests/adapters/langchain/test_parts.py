@@ -47,7 +47,7 @@ CHOICES: list[str] = []
 
 
 def choosing(rag: Chain, other: Chain) -> dict[str, Callable[[], Chain]]:
-    """Every way to choose between two chains at run time."""
+    """Return every way to choose between two chains at run time."""
 
     def route(x: dict[str, Any]) -> Chain:
         return rag if chosen(x) else other
@@ -115,7 +115,7 @@ def test_errors_inside_a_subplan_are_those_of_the_original(bench: apps.Bench) ->
 
 @dataclass(frozen=True)
 class Parts:
-    """What is done with the parts of a composite."""
+    """Applies `make` to the parts of a composite."""
 
     make: Callable[[Chain], Chain]
 

@@ -100,7 +100,7 @@ every = pytest.mark.parametrize("make", COMPOSITES)
 
 
 def at_once(trace: QueryTrace, engine: str) -> int:
-    """The most requests of an engine that were under way at a time."""
+    """Return the largest number of requests of an engine that were under way at the same time."""
     spans = [one for one in trace.spans if one.engine == engine and one.started is not None and one.done is not None]
     return max(sum(one.started <= other.started < one.done for one in spans) for other in spans)
 
@@ -130,7 +130,7 @@ def test_composite_on_a_pool_sends_the_events_of_the_original(
 
 
 class Order(BaseCallbackHandler):
-    """What was begun and ended, in order."""
+    """Records starts and ends in order."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

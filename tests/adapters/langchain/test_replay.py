@@ -37,7 +37,7 @@ BASES = (BaseCallbackHandler, AsyncCallbackHandler)
 
 
 class Tree(BaseTracer):
-    """What LangSmith would get: whole run trees, with metadata."""
+    """A tracer that keeps whole run trees with metadata, as LangSmith gets them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,10 @@ def ask(text: str, model: Chain) -> Chain:
 
 
 def chain_of(ledger: Ledger, second: Chain) -> Chain:
-    """`second` is called ahead: it waits for nothing. The first meets it, so that it really is."""
+    """Return a chain whose second part is prefetched, because it depends on nothing.
+
+    The first part waits until it runs.
+    """
     first = ask("{question}", Chat(ledger=ledger, says="first"))
     return RunnablePassthrough.assign(a=first).assign(b=second) | RunnableLambda(lambda x: x["b"])
 
@@ -136,7 +139,7 @@ def test_run_trees_with_a_claimed_call_equal_the_originals(name: str, way: str) 
 
 
 class Everything(BaseCallbackHandler):
-    """Every event of models, retrievers and users with its parent's name, tags and metadata."""
+    """Records every event of models, retrievers and users, with its parent's name, tags and metadata."""
 
     run_inline = True
 

@@ -56,7 +56,7 @@ def _store(pool: EnginePool) -> TeolaVectorStore:
 
 
 def app(pool: EnginePool) -> Runnable[Any, Any]:
-    """Every kind of engine, in steps that are lowered and in user code."""
+    """Return an app that uses every kind of engine, in planned steps and in user code."""
     rerank, embeddings, index = TeolaRerank(pool=pool), TeolaEmbeddings(pool=pool), TeolaIndexer(store=_store(pool))
 
     def own(found: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _piped(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> Runnable[Any, A
 
 
 def _unplanned(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> Runnable[Any, Any]:
-    """Planning fails, so that the original runs."""
+    """Make planning fail, so that the original runs."""
     fast = _fast(pool, monkeypatch)
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -277,7 +277,7 @@ async def test_task_that_outlives_its_query_keeps_the_tenant(own: EnginePool, se
 
 
 def _live(pool: EnginePool) -> int:
-    """Queries that have begun and not ended, once the pool's loop has seen all that was posted."""
+    """Return the number of running queries, once the pool's loop has handled all that was posted."""
     loop: Any = pool.runtime.loop
     driver: Any = pool.runtime._driver
     loop.run(asyncio.sleep(0)).result(5)

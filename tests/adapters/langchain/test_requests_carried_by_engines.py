@@ -93,7 +93,7 @@ def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EngineP
 
 
 def _sent(stub: OpenAIStub) -> set[tuple[str, str | None, str | None]]:
-    """Of each request: its path, its key and its team."""
+    """Return path, key and team of each request."""
     paths = [path for path, _ in stub.requests]
     return {(p, h.get("authorization"), h.get("x-team")) for p, h in zip(paths, stub.headers, strict=True)}
 

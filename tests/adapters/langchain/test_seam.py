@@ -193,7 +193,7 @@ class OwnGenerate(Model):
 
 
 class OwnBoth(OwnInvoke, OwnGenerate):
-    """Both of it."""
+    """A model with both of these methods."""
 
 
 class WholeModel(Model):
@@ -415,7 +415,7 @@ def claimable(table: ProviderCallTable) -> Iterator[None]:
 
 
 def outcome_of_claims(chain: Runnable[Any, Any], entry: str, calls: list[seam.LangChainInvocation]) -> Outcome:
-    """Prefetch calls as a planner would, at the table, and return what comes of the chain then."""
+    """Prefetch calls as a plan does, and return the outcome of the chain that claims them."""
     table = ProviderCallTable()
     scopes = [(CallScope(table, Caller.PLANNER, copied, is_offer=True), call) for call in calls]
     if not entry.startswith("a"):
@@ -473,7 +473,7 @@ SERVED: dict[str, Callable[[OpenAIStub], Runnable[Any, Any]]] = {
 
 
 def _answer(body: dict[str, Any]) -> dict[str, Any]:
-    """Say what fits the schema, call the first tool, or say any words."""
+    """Return an answer that fits the schema, a call of the first tool, or any words."""
     if body.get("tools"):
         function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"city": "Bern", "word": "Bern"}'}
         return {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}

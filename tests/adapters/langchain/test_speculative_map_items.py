@@ -31,7 +31,7 @@ WRITTEN = ["first of them", "second of them", "third of them"]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnginePool]:
-    """A model that writes lists, 3 ms a token."""
+    """Create a pool with a model that writes lists, at 3 ms a token."""
 
     def answer(prompt: Any, sampling: Any) -> str:
         text = prompt.messages[-1].content
@@ -58,7 +58,7 @@ def searched(pool: EnginePool, ledger: Ledger) -> Chain:
 
 
 def answered(pool: EnginePool, ledger: Ledger) -> Chain:
-    """Each item is searched with, and answered by a model of the user's own."""
+    """Return a chain that searches with each item, and answers it by a model of the user's own."""
     one = {"context": Notes(ledger=ledger) | (lambda found: found[0].page_content), "item": RunnablePassthrough()}
     each = one | ChatPromptTemplate.from_template("{item}: {context}") | Chat(ledger=ledger).with_config(tags=["t"])
     return queries(pool) | (each | StrOutputParser()).with_config(run_name="Each").map() | "; ".join

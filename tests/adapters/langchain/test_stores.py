@@ -49,7 +49,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 def app(pool: EnginePool, store: InMemoryVectorStore) -> Chain:
-    """Documents come with the question; three questions are written, each is searched with."""
+    """Return an app whose documents come with the question. It writes three questions and searches with each."""
     llm = ChatTeola(pool=pool)
     written = ChatPromptTemplate.from_template("Three questions: {question}") | llm | CommaSeparatedListOutputParser()
     search = store.as_retriever(search_kwargs={"k": 2})

@@ -68,7 +68,7 @@ def first(model: Chain) -> Chain:
 
 
 def over_history(model: Chain, change: Callable[[dict[str, Any]], str]) -> Chain:
-    """A first answer; a function that changes the history; an answer to the history."""
+    """Return a chain of a first answer, a function that changes the history, and an answer to the history."""
     prompt = ChatPromptTemplate.from_messages([MessagesPlaceholder("history"), ("human", "{question}")])
     return (
         assign(a=first(Reader(ledger=Ledger(jitter=0.002))))

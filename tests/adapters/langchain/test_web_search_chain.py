@@ -34,7 +34,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 def chain(pool: EnginePool) -> Any:
-    """A summary of the question is written before the search, which does not need it."""
+    """Return a chain that writes a summary before the search, although the search does not need it."""
     llm = ChatTeola(pool=pool, max_tokens=8)
     summary = ChatPromptTemplate.from_template("Sum up: {question}") | llm | StrOutputParser()
     answer = ChatPromptTemplate.from_template("{question} {summary}\n{found}")
@@ -72,7 +72,7 @@ def test_web_search_of_an_arm_is_speculative_on_dedicated_engine(own: bool) -> N
 
 
 def searching_where_needed(pool: EnginePool, needed: str = "never") -> Any:
-    """A graph whose model says whether there is a search; `needed`: what its answer has to hold for one."""
+    """Return a graph that searches only if the model's answer contains `needed`."""
     llm, web = ChatTeola(pool=pool, max_tokens=8), TeolaWebSearch(pool=pool)
 
     class State(TypedDict, total=False):

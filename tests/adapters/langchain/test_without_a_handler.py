@@ -37,7 +37,7 @@ def chain(pool: EnginePool, *behind: Runnable[Any, Any]) -> Runnable[Any, Any]:
 
 @pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Those that are made."""
+    """Return a list of all handlers that are created."""
     made: list[object] = []
 
     class Counted(runnable.SessionHandler):

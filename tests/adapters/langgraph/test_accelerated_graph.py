@@ -39,7 +39,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 def chains(pool: EnginePool) -> Any:
-    """Two nodes, one behind the other; neither needs what the other writes."""
+    """Build a graph of two nodes in sequence that do not depend on each other."""
     llm = ChatTeola(pool=pool)
     builder = StateGraph(State)
     for name in ("first", "second"):

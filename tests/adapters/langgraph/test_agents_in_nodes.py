@@ -107,7 +107,7 @@ def messages_and_dictionaries(model: Any) -> Any:
 
 
 def chains_as_nodes(model: Any) -> Any:
-    """Nodes that are chains and no functions: they run as the graph is called."""
+    """Build a graph whose nodes are chains. They run in the way in which the graph is called."""
     facts = ChatPromptTemplate.from_template("facts on {topic}") | model | StrOutputParser()
     style = ChatPromptTemplate.from_template("style for {topic}") | model | StrOutputParser()
     builder = StateGraph(State)
@@ -119,7 +119,7 @@ def chains_as_nodes(model: Any) -> Any:
 
 
 def behind_an_agent_with_tools(model: Any) -> Any:
-    """What tools do is not known: they may write."""
+    """Build a graph with a node after an agent whose tools may write something."""
     agents = [create_agent(model, [look_up]) for _ in range(2)]
     return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
 

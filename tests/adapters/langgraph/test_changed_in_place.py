@@ -256,7 +256,7 @@ def test_helper_that_changes_data_in_place_keeps_the_requests(
 
 @pytest.fixture
 def slow_llm() -> Iterator[tuple[Noting, EnginePool]]:
-    """An engine that takes long enough for a warm-up to be sent while it answers, on a busy machine, too."""
+    """Return an engine slow enough that a warm-up is sent while it answers, even on a busy machine."""
     engine = Noting(time_scale=2.0)
     with EnginePool.local(llm=engine) as pool:
         yield engine, pool

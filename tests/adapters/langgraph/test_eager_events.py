@@ -35,7 +35,7 @@ class Docs(BaseRetriever):
 
 
 def asks_others(at: World, *, coroutine: bool) -> Any:
-    """A tool that calls a chain, a model, a retriever, and tells of itself."""
+    """Return a tool that calls a chain, a model and a retriever, and sends events of its own."""
     prompt = ChatPromptTemplate.from_template("about {x}").with_config(tags=["prompts"])
     chain = prompt | FakeListChatModel(responses=["words"]).with_config(tags=["models"], metadata={"m": 1})
     step = RunnableLambda(lambda x: chain.invoke({"x": x}).content).with_config(run_name="step")
@@ -75,7 +75,7 @@ class Heard:
 
 
 def shown(given: Any) -> Any:
-    """Without ids of messages and calls."""
+    """Return messages without ids of messages and calls."""
     if isinstance(given, dict):
         return {key: shown(one) for key, one in given.items() if key not in ("id", "tool_call_id", "run_id")}
     if isinstance(given, list | tuple):
@@ -139,7 +139,7 @@ def test_handlers_get_calls_inside_a_prefetched_tool_when_claimed(
 
 
 def normal(events: list[Any]) -> list[Any]:
-    """Events without ids and times; a run is known by the names of those around it."""
+    """Return events without ids and times. A run is named by the runs around it."""
     names = {event["run_id"]: event["name"] for event in events}
     found = []
     for event in events:
@@ -192,7 +192,7 @@ async def test_tool_that_calls_runnables_is_not_prefetched_while_streaming(at: W
 
 
 class Hidden:
-    """Nobody sees what it calls before it does."""
+    """A tool whose calls cannot be seen before it makes them."""
 
     def __init__(self, func: Any, coroutine: Any) -> None:
         self.func_, self.coroutine_ = func, coroutine

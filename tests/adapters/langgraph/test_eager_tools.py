@@ -29,7 +29,7 @@ def at() -> Iterator[World]:
 
 
 def weather_of(at: World, *, coroutine: bool = False, raises: BaseException | None = None) -> Any:
-    """A read-only tool that writes down when it runs."""
+    """Return a read-only tool that records its runs."""
 
     def weather(city: str, days: int = 1) -> str:
         """The weather of a city."""
@@ -48,7 +48,7 @@ def weather_of(at: World, *, coroutine: bool = False, raises: BaseException | No
 
 
 def outcomes(graph: Any) -> list[str]:
-    """Of the tools that ran early in the last call."""
+    """Return the outcomes of the tools that ran early in the last call."""
     return [step.outcome for step in graph.last_trace().steps if step.kind == "tool" and step.is_prefetched]
 
 

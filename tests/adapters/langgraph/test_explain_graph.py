@@ -198,7 +198,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 def corrective(model: Any, retriever: Any) -> Any:
-    """A small corrective RAG graph, with what one does wrong in prompts."""
+    """Build a small corrective RAG graph with typical mistakes in its prompts."""
 
     def rewrite(state: State) -> State:
         return {"better": model.invoke(f"Make a search of this question: {state['question']}").content}

@@ -120,7 +120,7 @@ def tasks_in_a_node(model: Any) -> Any:
 
 
 def reviewed_sections(model: Any) -> Any:
-    """Futures in lists: what a task needs of one section waits for that section alone."""
+    """Return a workflow with futures in lists. A task waits only for the section that it needs."""
 
     @task
     def plan(topic: str) -> list[str]:

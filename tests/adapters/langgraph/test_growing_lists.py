@@ -47,7 +47,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 def graded(pool: EnginePool, *, rewrites: bool = False) -> Any:
-    """With `rewrites`, the question is written anew where a document was refused."""
+    """Build a graph that grades documents. With `rewrites` it writes the question again if one was refused."""
     llm = ChatTeola(pool=pool)
 
     def grade(state: State) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def graded(pool: EnginePool, *, rewrites: bool = False) -> Any:
 
 
 def graded_async(pool: EnginePool) -> Any:
-    """`graded` in async code."""
+    """Build `graded` with async code."""
     llm = ChatTeola(pool=pool)
 
     async def grade(state: State) -> dict[str, Any]:

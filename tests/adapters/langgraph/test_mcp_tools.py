@@ -292,7 +292,7 @@ def test_command_line_adds_to_the_tools_that_the_module_names() -> None:
 
 
 def agent_on(pool: Any) -> Any:
-    """An agent that a server's settings name."""
+    """Create an agent on this pool. The settings of a server name this function."""
 
     @tool
     def weather(city: str) -> str:

@@ -60,7 +60,7 @@ class Steps:
 
 
 def start_call(fast: Any, way: str = "invoke", config: Any = None) -> threading.Thread:
-    """A call of the agent, beside the test."""
+    """Start a call of the agent in the background."""
 
     def ask() -> None:
         result.append(fast.invoke(INPUT, config) if way == "invoke" else asyncio.run(fast.ainvoke(INPUT, config)))

@@ -33,7 +33,7 @@ def at() -> Iterator[World]:
 
 
 def look_of(at: World, *, on_loop: bool = False, error: Exception | None = None, **options: Any) -> Any:
-    """A read-only tool that returns a text and an artifact, or raises."""
+    """Return a read-only tool that returns a text and an artifact, or raises."""
 
     def look(city: str) -> tuple[str, list[str]]:
         """Look at a city."""
@@ -56,7 +56,7 @@ def speculative_outcomes(graph: Any) -> list[str]:
 
 
 def comparable(events: list[Any]) -> list[Any]:
-    """Events of version 2 without ids, times and pieces of the answer's text, which depend on the engine's pace."""
+    """Return events of version 2 without ids, times and pieces of text, which depend on the engine's speed."""
     names = {event["run_id"]: event["name"] for event in events}
     return [
         (
@@ -236,7 +236,7 @@ def test_tool_with_replaced_run_method_is_not_prefetched(at: World) -> None:
 
 
 class Ends(AsyncCallbackHandler):
-    """What a handler hears of a chain that a tool calls, and of the tool."""
+    """Records the events of a chain that a tool calls, and of the tool."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []

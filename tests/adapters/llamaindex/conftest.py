@@ -31,7 +31,7 @@ def pool(shared_llm: ScriptedLLM) -> Iterator[EnginePool]:
 
 @pytest.fixture
 def llm(shared_llm: ScriptedLLM) -> ScriptedLLM:
-    """The engine behind `TeolaLLM`, fresh for the test."""
+    """Return the engine behind `TeolaLLM`, reset for the test."""
     shared_llm.__init__()  # type: ignore[misc]
     return shared_llm
 

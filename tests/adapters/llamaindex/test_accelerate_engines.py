@@ -35,19 +35,19 @@ ASKED = "what is there"
 
 
 def by_hand(trace: QueryTrace | None) -> list[str]:
-    """Calls that the plain code had to make itself."""
+    """Return the calls that the original had to make itself."""
     assert trace is not None
     return [span.primitive for span in trace.spans if ".call#" in span.primitive]
 
 
 def wasted(trace: QueryTrace | None) -> list[str]:
-    """What was made for nothing."""
+    """Return the requests whose results nobody took."""
     assert trace is not None
     return [s.primitive for s in trace.spans if s.outcome == "wasted"]
 
 
 def prompts_of(llm: ScriptedLLM) -> Counter[str]:
-    """The prompts that reached the model."""
+    """Return the prompts that reached the model."""
     return Counter(one.prompt.flat() for one in llm.requests)
 
 

@@ -43,7 +43,7 @@ ASKED = "what is there"
 
 
 def ran_ahead(fast: Any) -> set[str]:
-    """Where the primitives of the last query come from."""
+    """Return the plans from which the primitives of the last query come."""
     trace = fast.last_trace()
     assert trace is not None
     return {span.primitive.partition("/")[0] for span in trace.spans if ".call#" not in span.primitive}
@@ -188,7 +188,7 @@ def test_engine_of_a_chat_engine_is_prefetched(stock: Library, name: str) -> Non
 
 
 def short_talks(stock: Library) -> dict[str, Any]:
-    """Whose answers take one call."""
+    """Return a chat engine whose answers take one call."""
     nearest, memory = stock.index.as_retriever(similarity_top_k=1), ChatMemoryBuffer.from_defaults(token_limit=3000)
     return {
         "condense question": lambda: CondenseQuestionChatEngine.from_defaults(
@@ -386,7 +386,7 @@ class Flow(Workflow):
 
 
 class QueryPipeline:
-    """As LlamaIndex had it before 0.13."""
+    """A stand-in for the class that LlamaIndex had before 0.13."""
 
 
 QueryPipeline.__module__ = "llama_index.core.query_pipeline.query"

@@ -112,7 +112,7 @@ class Renamed(OwnWorkflow):
 
 
 class Engines(OwnWorkflow):
-    """Each step asks an engine; the second one several times."""
+    """A workflow whose steps call engines. The second one makes several calls."""
 
     def __init__(self, llm: HostedLLM) -> None:
         super().__init__(llm)
@@ -289,7 +289,7 @@ class Decision(OwnWorkflow):
 
 
 class SentEvents(OwnWorkflow):
-    """One of the two steps may end the run before the other has made its call."""
+    """A workflow of two steps, one of which may end the run before the other has made its call."""
 
     @step
     async def plan(self, ctx: Context, ev: StartEvent) -> Planned | Sketched:
@@ -414,7 +414,7 @@ def test_retried_step_makes_its_calls_again(word: str) -> None:
 
 
 async def begin(fast: Any, llm: HostedLLM) -> Any:
-    """Begin a run, and return its handler when the first two calls are under way."""
+    """Start a run. Return its handler once the first two calls are under way."""
     handler = fast.run(query="oats")
     async with asyncio.timeout(5):
         while llm.most_at_once < 2:

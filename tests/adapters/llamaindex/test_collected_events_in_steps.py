@@ -155,7 +155,7 @@ class Both(OwnWorkflow):
 
 
 class TwoFirstSteps(OwnWorkflow):
-    """Two steps get the first event, and one of them has nothing to do, as in workflows that also index documents."""
+    """A workflow whose first event goes to two steps. One does nothing, as in workflows that also index documents."""
 
     @step
     async def index(self, ev: StartEvent) -> StopEvent | None:
@@ -211,7 +211,7 @@ def test_indexing_step_that_ends_the_run_sends_no_request() -> None:
 
 
 class Limited(Parts):
-    """As many questions are answered at once as the step has workers."""
+    """A workflow that answers as many questions at the same time as the step has workers."""
 
     @step(num_workers=2)
     async def answer(self, ctx: Context, ev: Question) -> Answer:

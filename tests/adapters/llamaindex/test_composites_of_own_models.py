@@ -34,7 +34,7 @@ TEXTS = [f"Field {i} has {crop}." for i, crop in enumerate(("oats", "barley", "i
 
 
 class ServerEmbedding(BaseEmbedding):
-    """Its source shows that calls share nothing."""
+    """An embedding class whose source shows that its calls share nothing."""
 
     url: str
     delay_s: float = 0.02
@@ -70,7 +70,7 @@ class SlowEmbedding(ServerEmbedding):
 
 
 class CountingEmbedding(ServerEmbedding):
-    """Nothing is known of what its calls share."""
+    """An embedding class whose calls may share data."""
 
     calls: int = 0
 
@@ -101,7 +101,7 @@ def stub() -> Iterator[OpenAIStub]:
 
 
 class Kit:
-    """What the engines of these tests are made of."""
+    """The parts of the engines of these tests."""
 
     def __init__(self, stub: OpenAIStub, kind: type[ServerEmbedding], manager: CallbackManager | None = None) -> None:
         self.stub, self.kind, self.manager = stub, kind, manager or CallbackManager()

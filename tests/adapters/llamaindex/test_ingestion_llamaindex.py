@@ -55,7 +55,7 @@ def fresh() -> list[Document]:
 
 @pytest.fixture
 def rows(pool: EnginePool) -> Callable[[str], list[Any]]:
-    """All rows of a collection with their vectors, in the order of insertion."""
+    """Return all rows of a collection with their vectors, in the order of insertion."""
     engine: Any = pool.engine("store")
     return lambda name: list(engine._rows(name).values())
 

@@ -261,7 +261,7 @@ ROWS = {
 
 
 class CallOutcome(NamedTuple):
-    """All that is seen of a call from outside."""
+    """Everything observable about a call."""
 
     result: str
     events: Counter[str]

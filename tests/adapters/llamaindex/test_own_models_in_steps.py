@@ -396,7 +396,7 @@ class Rewritten(OwnWorkflow):
 
 
 async def asked_otherwise(llm: HostedLLM, prompt: str) -> str:
-    """Ask with a prompt that depends on what the source does not show."""
+    """Call the model with a prompt that depends on something which the source does not show."""
     return str(await llm.acomplete(f"{prompt} {threading.active_count() > 0}"))
 
 

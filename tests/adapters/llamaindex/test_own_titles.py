@@ -54,7 +54,7 @@ class Slow(CustomLLM):
 
 
 def nodes(texts: dict[str, int]) -> list[TextNode]:
-    """So many of each document."""
+    """Return this many nodes of each document."""
     made = [TextNode(id_=f"{doc}{i}", text=f"{doc} {i}") for doc, count in texts.items() for i in range(count)]
     for node in made:
         node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=node.text.split()[0])

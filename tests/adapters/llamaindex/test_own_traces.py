@@ -37,7 +37,7 @@ def kinds(trace: QueryTrace) -> Counter[str]:
 
 
 def most(spans: list[Span]) -> int:
-    """How many were under way at once."""
+    """Return the largest number of calls that were under way at the same time."""
     times = [(span.started, span.done) for span in spans if span.started is not None and span.done is not None]
     return max(sum(began <= at < ended for began, ended in times) for at, _ in times)
 

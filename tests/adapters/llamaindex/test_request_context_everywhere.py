@@ -155,7 +155,7 @@ def test_invalid_request_context_raises_and_names_the_key(given: dict[str, Any],
 
 
 class Slow(CustomQueryEngine):
-    """Nothing but code of its own."""
+    """A query engine of the user's own code only."""
 
     def custom_query(self, query_str: str) -> str:
         time.sleep(0.15)

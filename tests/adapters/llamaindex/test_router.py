@@ -68,7 +68,7 @@ def several(stock: Library) -> RouterQueryEngine:
 
 
 def outcome(engine: Any, llm: ReasoningLLM, way: str = "query") -> tuple[Any, Counter[str]]:
-    """The answer or the error, and the prompts."""
+    """Return the answer or the error, and the prompts."""
     llm.requests.clear()
     try:
         found = shown(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
@@ -181,7 +181,7 @@ def test_invalid_choice_raises_the_originals_error_without_warning(
 
 
 class OwnRetriever(BaseRetriever):
-    """Nobody knows what it finds."""
+    """A retriever that cannot be planned."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]

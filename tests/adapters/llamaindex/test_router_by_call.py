@@ -63,7 +63,7 @@ def llm(shared_llm: ReasoningLLM) -> ReasoningLLM:
 
 
 def found(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, Counter[str]]:
-    """The answer, the nodes or the error; and the prompts."""
+    """Return the answer, the nodes or the error, and the prompts."""
     llm.requests.clear()
     name = ("a" if way == "async" else "") + ("retrieve" if isinstance(router, BaseRetriever) else "query")
     try:
@@ -76,7 +76,7 @@ def found(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, Counter[str]]:
 
 
 def chooses(prompts: Counter[str]) -> Counter[str]:
-    """What the model is asked to choose by. A query before this one may still have asked for something in vain."""
+    """Return the prompts for the choice. They may contain wasted requests of an earlier query."""
     return Counter({text: n for text, n in prompts.items() if "Using only the choices above" in text})
 
 
@@ -167,7 +167,7 @@ def test_invalid_retriever_choice_gives_the_originals_result(
 
 
 class OwnRetriever(BaseRetriever):
-    """Nobody knows what it finds."""
+    """A retriever that cannot be planned."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]
@@ -190,7 +190,7 @@ def test_router_prefetches_only_retrievers_that_are_lowered(
 
 
 class OwnSelection(SingleSelection):
-    """As its user wants it."""
+    """A selection in a class of the user's own."""
 
 
 def program(stock: Library, **more: Any) -> Any:

@@ -38,7 +38,7 @@ def server() -> Iterator[OpenAIStub]:
 
 @pytest.fixture(autouse=True)
 def loop() -> Iterator[None]:
-    """LlamaIndex counts the tokens of a prompt in a loop, and leaves the one that it makes open."""
+    """Close the event loop in which LlamaIndex counts the tokens of a prompt, and which it leaves open."""
     with own_loop():
         yield
 

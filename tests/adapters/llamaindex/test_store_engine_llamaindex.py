@@ -75,7 +75,7 @@ def client_log(store: Any) -> ClientLog:
 
 @pytest.fixture
 def pools() -> Iterator[list[EnginePool]]:
-    """Pools that are closed after the test."""
+    """Return a list of pools that are closed after the test."""
     opened: list[EnginePool] = []
     yield opened
     for pool in opened:

@@ -301,7 +301,7 @@ class ExtendedAlias(OwnWorkflow):
 
 
 class WholeEvent(OwnWorkflow):
-    """How an event is written is not known before, nor how a state is."""
+    """A workflow whose prompt contains a whole event and a state, whose text is not known before."""
 
     @step
     async def plan(self, ctx: Context[Notes], ev: StartEvent) -> StopEvent:

@@ -37,7 +37,7 @@ def all_seen(here: Stage) -> list[Request]:
 
 @pytest.fixture
 def seen(all_seen: list[Request]) -> list[Any]:
-    """The payloads that reach the model's engine."""
+    """Record the payloads that reach the model's engine."""
     all_seen.clear()
     return all_seen
 
@@ -50,7 +50,7 @@ def run(agent: Any, *rounds: Any, **given: Any) -> Any:
 
 
 def sent(seen: list[Request]) -> list[tuple[str, str]]:
-    """(what was prefilled, the prompt that was sent next), in order."""
+    """Return pairs of a prefilled prompt and the prompt that was sent next, in order."""
     found, waiting = [], list[str]()
     for request in seen:
         if isinstance(request.payload, Warmup):
@@ -130,7 +130,7 @@ class OtherStep(FunctionAgent):
 
 
 class OwnTool(FunctionTool):
-    """Of the user's own: nobody knows what it does when it is asked what it is."""
+    """A tool of the user's own class, which may run code even when it is inspected."""
 
 
 def own_tool() -> Any:

@@ -123,7 +123,7 @@ class Own(Workflow):
 
 
 async def timed(fast: Any, **given: Any) -> tuple[float, list[str]]:
-    """Seconds until `QueryTimeout`, and the events until then."""
+    """Return the seconds until `QueryTimeout`, and the events until then."""
     begun, handler = time.monotonic(), fast.run(**given)
     event_names = [type(event).__name__ async for event in handler.stream_events()]
     with pytest.raises(QueryTimeout, match="did not end before its deadline"):

@@ -39,7 +39,7 @@ DOCUMENTS = [Document(t, id=f"d{i}", metadata={"source": f"s{i}.txt", "n": i}) f
 
 @dataclass
 class Ledger:
-    """What reached the models since `clear`, and what is to go wrong."""
+    """The requests that reached the models since `clear`, and the faults that are set."""
 
     prompts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Bench:
 
 
 def says(prompt: str, tokens: int) -> str:
-    """As in the benchmarks, and what the prompts of langchain_classic ask for."""
+    """Return the answer of the model: as in the benchmarks, and as langchain_classic's prompts demand it."""
     if "YES if the context is relevant" in prompt:
         return "YES" if len(prompt) % 2 else "NO"
     if "Extract any parts" in prompt and len(prompt) % 3 == 0:
@@ -106,7 +106,7 @@ def flat(messages: Sequence[BaseMessage]) -> str:
 
 
 def count(text: str) -> list[int]:
-    """Token ids; without it, chains that count tokens fetch a tokenizer."""
+    """Return token ids. Without it, chains that count tokens download a tokenizer."""
     return list(range(len(text) // 4))
 
 
@@ -190,7 +190,7 @@ class OwnReranker(BaseDocumentCompressor):
 
 
 def own_bench(ledger: Ledger | None = None) -> Bench:
-    """No pool anywhere."""
+    """Return a kit without a pool."""
     ledger = ledger or Ledger()
     embeddings = OwnEmbeddings(ledger)
     uploads = InMemoryVectorStore(embeddings)
@@ -210,7 +210,7 @@ def own_bench(ledger: Ledger | None = None) -> Bench:
 
 
 def pool_bench(ledger: Ledger | None = None) -> Bench:
-    """Everything on one pool of fakes, but for the keyword search; close its pool."""
+    """Return a kit on one pool of fake engines, except the keyword search. The caller closes the pool."""
     ledger = ledger or Ledger()
 
     def answer(prompt: Prompt, sampling: Sampling) -> str:
@@ -251,7 +251,7 @@ def pool_bench(ledger: Ledger | None = None) -> Bench:
 
 
 def mixed_bench() -> Bench:
-    """A model of the pool, everything else the user's own; close its pool."""
+    """Return a kit with a model of a pool and own objects otherwise. The caller closes the pool."""
     ledger = Ledger()
     pool, own = pool_bench(ledger), own_bench(ledger)
 

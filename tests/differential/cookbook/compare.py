@@ -44,7 +44,7 @@ class Seen:
 
 
 def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
-    """The call, from a clean slate."""
+    """Make the call with cleared records. Return everything observable about it."""
     bench.kit.fresh()
     bench.ledger.clear()
     pool = bench.kit.pool
@@ -59,7 +59,7 @@ def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
 
 
 def _held(pool: EnginePool | None) -> frozenset[str]:
-    """What the pool's store holds, without the ids that are made anew for every row."""
+    """Return the rows of the pool's store, without ids that are new for every row."""
     return frozenset(_ID.sub("#", row) for row in rows(pool.engine("store"))) if pool is not None else frozenset()
 
 
@@ -94,7 +94,7 @@ def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool 
 
 
 def anonymous(text: str) -> str:
-    """Without the numbers that requests have."""
+    """Return a text without the numbers of requests."""
     return re.sub(r"(request|query|primitive) [\w#./\[\]-]+", r"\1 #", text)
 
 

@@ -45,7 +45,7 @@ def answer_to(b: Bench, text: str) -> Chain:
 
 
 def decomposition_in_a_function(b: Bench) -> Chain:
-    """Sub-questions are answered one by one in user code."""
+    """Return a chain whose sub-questions are answered one by one in user code."""
     split = ask("Sub-questions, one per line, of: {question}") | b.kit.chat(9) | StrOutputParser()
     sub_rag = {"context": b.retriever | joined, "question": RunnablePassthrough()} | ask("{context} {question}") | b.llm
 
@@ -60,7 +60,7 @@ def decomposition_in_a_function(b: Bench) -> Chain:
 
 
 def decomposition_recursively(b: Bench) -> Chain:
-    """Each answer goes into the next prompt."""
+    """Return a chain in which each answer is part of the next prompt."""
     split = ask("Sub-questions, one per line, of: {question}") | b.kit.chat(9) | (lambda m: m.content.split("\n"))
     one = {"context": itemgetter("q") | b.retriever | joined, "q": itemgetter("q"), "so_far": itemgetter("so_far")}
     answer = one | answer_to(b, "Q: {q} so far: {so_far} context: {context}")
@@ -81,7 +81,7 @@ def decomposition_recursively(b: Bench) -> Chain:
 
 
 def corrective_by_a_function(b: Bench) -> Chain:
-    """A lambda returns the chain for what the grader said."""
+    """Return a chain with a lambda that returns the next chain, depending on the grader's verdict."""
     grade = ask("Is it relevant, 'yes' or 'no'? {question} {context}") | b.kit.chat(1) | StrOutputParser()
     good = answer_to(b, "{context} {question}")
     again = RunnablePassthrough.assign(context=itemgetter("question") | b.kit.keywords | joined) | good
@@ -93,7 +93,7 @@ def corrective_by_a_function(b: Bench) -> Chain:
 
 
 def branch_with_a_model(b: Bench) -> Chain:
-    """The condition asks a model; a later one must not."""
+    """Return a branch whose condition calls a model. A later condition must not run."""
     short = answer_to(b, "Short? 'yes' or 'no': {question}") | (lambda text: text == "yes")
     never = answer_to(b, "Never asked? 'yes' or 'no': {question}") | (lambda text: bool(text))
     return RunnableBranch(
@@ -117,7 +117,7 @@ def router(b: Bench) -> Chain:
 
 
 def routed_by_embeddings(b: Bench) -> Chain:
-    """The prompt nearest to the question is taken."""
+    """Return a chain that takes the prompt which is nearest to the question."""
     prompts = ["You know imports well. {query}", "You know yield well. {query}"]
     known = b.embeddings.embed_documents(prompts)
 
@@ -192,7 +192,7 @@ def structured_with_raw(b: Bench) -> Chain:
 
 
 def graded_by_structure(b: Bench) -> Chain:
-    """What was found is graded one by one, by structured output; the model's verdicts choose."""
+    """Return a chain that grades documents one by one with structured output, and keeps the good ones."""
     grader = ask("Grade {document} for {question}") | b.tooled.with_structured_output(Fact)
     return (
         RunnablePassthrough.assign(documents=itemgetter("question") | b.retriever)
@@ -229,7 +229,7 @@ def tools_of(b: Bench) -> list[Any]:
 
 
 def tool_calling(b: Bench) -> Chain:
-    """A model calls a tool; the call is carried out and told to the model."""
+    """Return a chain whose model calls a tool. The tool runs, and the model gets its result."""
     tools = {t.name: t for t in tools_of(b)}
     prompt = ChatPromptTemplate.from_messages([("human", "{question}"), MessagesPlaceholder("called", optional=True)])
     calls = prompt | b.tooled.bind_tools(list(tools.values()))
@@ -255,7 +255,7 @@ class Answer(BaseModel):
 
 
 def output_fixing(b: Bench) -> Chain:
-    """The model's words are no JSON; another call puts them right."""
+    """Return a chain whose model writes invalid JSON. Another call repairs it."""
     retry_prompt = PromptTemplate.from_template(
         "{instructions} {completion} {error} Write it as JSON with the key answer."
     )
@@ -265,7 +265,7 @@ def output_fixing(b: Bench) -> Chain:
 
 
 def few_shot_by_similarity(b: Bench) -> Chain:
-    """The examples are chosen by a search while the prompt is formatted."""
+    """Return a chain whose prompt searches for its examples while it is formatted."""
     examples = [{"input": word, "output": text} for word, text in zip(("import", "yield", "with"), TEXTS, strict=False)]
     store = b.new_store("examples")
     store.add_texts([e["input"] for e in examples], metadatas=[dict(e) for e in examples])
@@ -282,7 +282,7 @@ def few_shot_by_similarity(b: Bench) -> Chain:
 
 
 def streaming_generator(b: Bench) -> Chain:
-    """Text is split into items as it streams."""
+    """Return a chain that splits the text into items while it streams."""
 
     def items(pieces: Iterator[str]) -> Iterator[list[str]]:
         rest = ""
@@ -303,7 +303,7 @@ def streaming_generator(b: Bench) -> Chain:
 
 
 def generator_function(b: Bench) -> Chain:
-    """A lambda that is a generator: its pieces add up."""
+    """Return a chain with a generator as lambda, whose pieces add up."""
 
     def upper(text: str) -> Iterator[str]:
         for word in text.split():
@@ -325,7 +325,7 @@ def batch_in_a_function(b: Bench) -> Chain:
 
 
 def mapped_twice(b: Bench) -> Chain:
-    """Each word is translated, each translation searched with."""
+    """Return a chain that translates each word, and searches with each translation."""
     words = RunnableLambda(lambda x: [{"text": w} for w in x["question"].split()[:3]])
     return (
         words | answer_to(b, "Translate {text}").map() | b.retriever.map() | (lambda found: [len(one) for one in found])
@@ -333,7 +333,7 @@ def mapped_twice(b: Bench) -> Chain:
 
 
 def self_critique(b: Bench) -> Chain:
-    """Draft, critique, better draft: `assign` after `assign`, and a `pick`."""
+    """Return a chain of a draft, a critique and a better draft: several assigns, and a `pick`."""
     return (
         RunnablePassthrough.assign(draft=answer_to(b, "Draft of {question}"))
         .assign(critique=answer_to(b, "Critique of {draft}"), tone=answer_to(b, "Tone for {question}"))
@@ -386,7 +386,7 @@ class Search(TypedDict, total=False):
 
 
 def self_rag_graph(b: Bench) -> Chain:
-    """Retrieve, answer, grade; the question is rewritten until the answer is good or it was tried twice."""
+    """Build a graph that retrieves, answers and grades. It rewrites the question up to two times."""
     answer, rewrite = answer_to(b, "{context} {question}"), answer_to(b, "Rewrite {question}")
     grade = ask("Does it answer, 'yes' or 'no'? {answer} {question}") | b.kit.chat(1) | StrOutputParser()
 
@@ -419,7 +419,7 @@ class Topics(TypedDict, total=False):
 
 
 def sending_graph(b: Bench) -> Chain:
-    """Topics, a note for each by `Send`, side by side."""
+    """Build a graph that writes a note for each topic by `Send`."""
     split = ask("Topics, one per line: {question}") | b.kit.chat(6) | StrOutputParser()
     note = answer_to(b, "Note on {topic}")
 

@@ -56,7 +56,7 @@ def ask(text: str) -> ChatPromptTemplate:
 
 
 def answered(b: Bench, retriever: Any) -> Chain:
-    """Documents of a retriever, stuffed into a prompt, answered."""
+    """Return a chain that answers from the retriever's documents."""
     given = {"context": retriever | joined, "question": RunnablePassthrough()}
     return given | ask("Use {context} to answer {question}") | b.llm | StrOutputParser()
 
@@ -134,7 +134,7 @@ def parent_documents(b: Bench) -> Chain:
 
 
 def several_vectors(b: Bench) -> Chain:
-    """Summaries are searched, documents are found."""
+    """Return a retriever that searches summaries and returns documents."""
     found = MultiVectorRetriever(vectorstore=b.new_store("summaries"), docstore=InMemoryStore(), id_key="doc")
     summaries = [Document(d.page_content[:24], id=f"m{i}", metadata={"doc": f"p{i}"}) for i, d in enumerate(DOCUMENTS)]
     found.vectorstore.add_documents(summaries)
@@ -151,7 +151,7 @@ def merger(b: Bench) -> Chain:
 
 
 def rephrased(b: Bench) -> Chain:
-    """It has no async code: both ways must say so alike."""
+    """Return a retriever without async code. Both sides must raise the same error."""
     return RePhraseQueryRetriever.from_llm(b.retriever, b.llm)
 
 
@@ -161,7 +161,7 @@ def hyde_embedder(b: Bench) -> Chain:
 
 
 def hybrid(b: Bench) -> Chain:
-    """Both searches at once, fused by reciprocal ranks."""
+    """Return a retriever that makes two searches and fuses them by reciprocal ranks."""
     both = {"dense": itemgetter("question") | b.retriever, "sparse": itemgetter("question") | b.kit.keywords}
     fused = RunnableLambda(lambda x: reciprocal_rank_fusion([x["dense"], x["sparse"]])[:3])
     return (

@@ -72,7 +72,7 @@ def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Bench:
 
 
 def both(b: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
-    """The plain call and the accelerated one, each on a chain made for it: some remember."""
+    """Return a call of the original and one of the accelerated chain. Each has a new chain, because some keep state."""
     make, given = CHAINS[name]
     key = (b.kit.name, name, way, b.ledger.broken)
     if key not in _plain:

@@ -39,7 +39,7 @@ _UNCOUNTED = frozenset({"input_token_details", "timestamp"})
 
 
 def plain(value: Any) -> Any:
-    """Lists, dicts and texts; other types by their name and what they hold."""
+    """Return a value as lists, dictionaries and texts. Other types become their name and their contents."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -75,7 +75,7 @@ def _fields(value: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unnamed(value: Any) -> Any:
-    """Without the ids of messages: a reducer gives them while another thread saves what was written."""
+    """Return a value without ids of messages, which reducers add while another thread saves the state."""
     match value:
         case dict():
             known = {key: unnamed(one) for key, one in value.items()}
@@ -86,7 +86,7 @@ def unnamed(value: Any) -> Any:
 
 
 def error(found: BaseException) -> Any:
-    """Type, arguments and notes; the same of its cause."""
+    """Return type, arguments and notes of an error, and the same of its cause."""
     fields: dict[str, Any] = {"": f"error {type(found).__name__}", "args": plain(found.args)}
     if notes := getattr(found, "__notes__", None):
         fields["notes"] = plain(notes)
@@ -98,7 +98,7 @@ def error(found: BaseException) -> Any:
 
 
 def _unplaced(known: dict[str, Any]) -> dict[str, Any]:
-    """What tells of an event's place among others, or is the last of several that race."""
+    """Return an event without what depends on the order of parallel nodes."""
     if str(known.get("path", "")).startswith("/logs/"):
         known["path"] = _RACED.sub("", known["path"])
     if known.get("event") == "on_chain_end" and not known.get("parent_ids", ("list",))[1:]:

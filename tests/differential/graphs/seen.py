@@ -22,7 +22,7 @@ THREAD = {"configurable": {"thread_id": "thread"}}
 
 @dataclass(frozen=True)
 class Seen:
-    """Plain data, its ids named."""
+    """Everything observable about a run, as plain data whose ids are named."""
 
     results: Any
     state: Any
@@ -41,7 +41,7 @@ class Seen:
 
 
 def see(kit: Kit, case: Case, way: str, counts: RequestCounts, graphs: Sequence[Any] | None = None) -> Seen:
-    """The turns of a case, by `graphs` in turn (all made of this kit)."""
+    """Run the turns of a case with `graphs` in turn, all made from this kit. Return everything observable."""
     counts.clear()
     recorder = Recorder()
     graphs = graphs or [case.build(kit)]
@@ -79,12 +79,12 @@ def _called(graph: Any, turn: Turn, way: str, recorder: Recorder) -> Any:
 
 
 def _fitting(graph: Any, turn: Turn, way: str) -> dict[str, Any]:
-    """Options that the entry takes."""
+    """Return the options that this way of calling takes."""
     return {key: one for key, one in turn.options.items() if not (key == "stream_mode" and "stream" in way)}
 
 
 def _results(results: tuple[Any, ...], case: Case, way: str, *, raced: bool) -> Any:
-    """Of a race chunks are a multiset; of a batch each result has its place."""
+    """Return results that can be compared: chunks of parallel nodes in any order, results of a batch in order."""
     if "stream" in way and case.fails:  # how many chunks came before the failure is a race
         results = tuple(one[-1:] if isinstance(one, tuple) else one for one in results)
     if "stream" not in way or not raced:
@@ -106,12 +106,12 @@ def _state(graph: Any) -> Any:
 
 
 def states(graph: Any, config: Any) -> Any:
-    """The last state with those of subgraphs, and all before it."""
+    """Return the last state with those of subgraphs, and all earlier states."""
     return plain([graph.get_state(config, subgraphs=True), *graph.get_state_history(config)])
 
 
 def saved(kit: Kit) -> Any:
-    """All checkpoints of a thread and then of the next, oldest first."""
+    """Return all checkpoints, thread by thread, oldest first."""
     raw = [part for _, part in kit.saver.blobs.values()]
     raw += [
         part
@@ -141,7 +141,7 @@ _COMPARED = ("results", "state", "saved", "remembered", "events", "side_effects"
 
 
 def differences(before: Seen, after: Seen, case: Case) -> list[str]:
-    """What the second shows otherwise than the first; after the failure of a sibling only results count."""
+    """Return the differences of two runs. After a failure with parallel nodes only the results count."""
     found = []
     for what in ("results",) if case.fails else _COMPARED:
         one, other = getattr(before, what), getattr(after, what)
@@ -153,7 +153,7 @@ def differences(before: Seen, after: Seen, case: Case) -> list[str]:
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two values part, and how."""
+    """Return the path at which two values differ, and both values there."""
     if isinstance(one, tuple) and isinstance(other, tuple) and one[:1] == other[:1] == ("any order",):
         one, other = Counter(map(repr, one)), Counter(map(repr, other))
     if isinstance(one, Counter) and isinstance(other, Counter):

@@ -24,14 +24,14 @@ class Side:
     accelerated: bool
 
     def fast(self, made: Any) -> Any:
-        """As this side has it."""
+        """Return the graph as this side runs it: accelerated or as it is."""
         return accelerate(made, pool=self.pool) if self.accelerated else made
 
     def kit(self) -> Kit:
         return Kit(self.pool, self.fast)
 
     def see(self, case: Case, way: str, graphs: Sequence[Any] | None = None, kit: Kit | None = None) -> Seen:
-        """A run of a graph made of a fresh kit, or of `graphs` in turn."""
+        """Run a graph that is built from a new kit, or `graphs` in turn. Return everything observable."""
         kit = kit or self.kit()
         return see(kit, case, way, self.counts, graphs or [self.fast(case.build(kit))])
 

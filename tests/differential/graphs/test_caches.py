@@ -23,7 +23,7 @@ def _called(graph: Any, way: str) -> Any:
 
 
 def _keys(kit: Kit) -> Any:
-    """What the cache knows: the identity of the node, and the key of its input."""
+    """Return the keys of the cache: the identity of the node, and the key of its input."""
     return {namespace: sorted(entries) for namespace, entries in kit.cache._cache.items()}
 
 
@@ -41,7 +41,7 @@ def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str,
 
 
 def _other(kit: Kit) -> Any:
-    """Another function of the same name, in a graph of the same shape."""
+    """Build a graph of the same shape, with another function of the same name."""
     retriever = kit.retriever
 
     def say(state: State) -> dict[str, Any]:

@@ -403,7 +403,7 @@ NEVER_PREFETCHED_CHAINS = {"batch_of_one_at_a_time"}
 
 @dataclass(frozen=True)
 class Condition:
-    """How an app is built, called, and what may go wrong meanwhile."""
+    """How an app is built and called, and which fault happens meanwhile."""
 
     way: str = "invoke"
     turns: tuple[Any, ...] = (INPUT,)
@@ -496,7 +496,7 @@ def graph_of(name: str, condition: Condition, kit: Kit) -> Any:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that can be seen of the calls of an app."""
+    """Everything observable about the calls of an app."""
 
     results: Any
     events: Any

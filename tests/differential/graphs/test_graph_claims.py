@@ -26,7 +26,7 @@ AHEAD = (
 
 
 def _by(trace: QueryTrace) -> Counter[str]:
-    """Engine work of a query: asked for by a graph and used, by a graph in vain, by the nodes alone."""
+    """Count the engine requests of a query: prefetched and used, wasted, and made by the nodes themselves."""
     found: Counter[str] = Counter()
     for span in trace.spans:
         if span.engine and ".call#" in span.primitive:

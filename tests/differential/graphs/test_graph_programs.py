@@ -18,7 +18,7 @@ FIRST = int(os.environ.get("TEOLA_FIRST_PROGRAM", "0"))
 
 @pytest.fixture(scope="module")
 def slower() -> Iterator[Side]:
-    """Accelerated, on engines that take a few milliseconds."""
+    """Return an accelerated side on engines that take a few milliseconds."""
     with side(accelerated=True, made=engines(pace=0.005)) as made:
         yield made
 

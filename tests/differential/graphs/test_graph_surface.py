@@ -37,7 +37,7 @@ def _node(one: Any) -> Any:
 
 
 def _asked(graph: Any) -> dict[str, Any]:
-    """What a graph says of itself."""
+    """Return what the methods of a graph report about it."""
     questions = {
         "name": lambda: (graph.name, graph.get_name(), type(graph).__name__, type(graph).__qualname__, str(graph)),
         "drawn": lambda: graph.get_graph().draw_mermaid(),

@@ -21,7 +21,7 @@ STORIES: dict[str, tuple[str, Story]] = {}
 
 
 def story(name: str) -> Callable[[Story], Story]:
-    """Told with the graph of this name."""
+    """Register a function that is called with the graph of this name."""
 
     def listed(function: Story) -> Story:
         STORIES[function.__name__] = name, function
@@ -39,7 +39,7 @@ def changed_at_a_stop(graph: Any) -> Any:
 
 @story("stopped_before_and_after")
 def changed_in_the_name_of_a_node(graph: Any) -> Any:
-    """Its edges lead on from there."""
+    """Update the state as a node. The run continues at the edges of that node."""
     graph.update_state(CONFIG, {"question": "from nothing", "context": "mine"}, as_node="find")
     first = graph.get_state(CONFIG).next
     graph.update_state(CONFIG, {"said": ["told"]}, as_node="ask")
@@ -56,7 +56,7 @@ def changed_several_times_at_once(graph: Any) -> Any:
 
 @story("reducers")
 def replayed(graph: Any) -> Any:
-    """From every checkpoint of the past: what comes behind it runs again."""
+    """Run the graph again from every earlier checkpoint."""
     graph.invoke(QUESTION, CONFIG)
     past = list(graph.get_state_history(CONFIG))
     return [graph.invoke(None, state.config) for state in past], len(list(graph.get_state_history(CONFIG)))
@@ -64,7 +64,7 @@ def replayed(graph: Any) -> Any:
 
 @story("corrective_rag")
 def forked(graph: Any) -> Any:
-    """A past state is changed, and goes on as another branch of history."""
+    """Change an earlier state and continue from it on another branch of the history."""
     graph.invoke(QUESTION, CONFIG)
     (before,) = [state for state in graph.get_state_history(CONFIG) if state.next == ("grade",)][-1:]
     fork = graph.update_state(before.config, {"question": "another question"})
@@ -83,7 +83,7 @@ def changed_in_a_subgraph(graph: Any) -> Any:
 
 @story("asks_once")
 def answered_from_the_past(graph: Any) -> Any:
-    """The same question is answered twice, the second time in its own past."""
+    """Answer the same question twice, the second time from an earlier checkpoint."""
     graph.invoke(QUESTION, CONFIG)
     snapshot = graph.get_state(CONFIG)
     first = graph.invoke(Command(resume="one"), CONFIG)
@@ -113,7 +113,7 @@ def threads_apart(graph: Any) -> Any:
 
 @story("agent")
 def agent_with_another_past(graph: Any) -> Any:
-    """What the model said is replaced before the tools run, then the run goes on."""
+    """Replace the model's message before the tools run, and continue."""
     given = dict(GRAPHS["agent"].turns[0].given)
     graph.invoke(given, CONFIG, interrupt_before=["tools"])
     message = graph.get_state(CONFIG).values["messages"][-1]

@@ -27,7 +27,7 @@ async def _alisted(stream: Any, into: list[Any]) -> list[Any]:
 
 
 def _two(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The config of the thread, and of another one."""
+    """Return the config of the thread, and one of another thread."""
     other = {**config["configurable"], "thread_id": "other"}
     return [config, {**config, "configurable": other}]
 
@@ -45,7 +45,7 @@ async def _ainvoke(graph: Any, given: Any, config: dict[str, Any], **options: An
 
 
 def streamed(**more: Any) -> Way:
-    """Chunks; an error is the last of them."""
+    """Return the chunks of a stream. An error is the last of them."""
 
     def way(graph: Any, given: Any, config: dict[str, Any], **options: Any) -> list[Any]:
         found: list[Any] = []
@@ -59,7 +59,7 @@ def streamed(**more: Any) -> Way:
 
 
 def astreamed(entry: str = "astream", **more: Any) -> Way:
-    """The same in a loop."""
+    """Return the chunks of an async stream. An error is the last of them."""
 
     async def way(graph: Any, given: Any, config: dict[str, Any], **options: Any) -> list[Any]:
         found: list[Any] = []
@@ -103,7 +103,7 @@ RUNNABLE: dict[str, Way] = {
 
 
 def _modes() -> Iterator[tuple[str, Way]]:
-    """Each mode alone, and all at once, with subgraphs and without."""
+    """Return the streams of each mode alone and of all modes, with subgraphs and without."""
     for subgraphs in (False, True):
         for mode in (*MODES, list(MODES)):
             more: dict[str, Any] = {"stream_mode": mode, **({"subgraphs": True} if subgraphs else {})}

@@ -43,7 +43,7 @@ CUT = "|"
 
 
 def read(response: Any) -> str:
-    """A response with its stream, read to the end."""
+    """Read a response and its stream to the end."""
     if isinstance(response, StreamingResponse):
         return _streamed(response, list(response.response_gen))
     return plain(response)
@@ -61,7 +61,7 @@ async def aread(response: Any) -> str:
 
 
 def some_nodes() -> list[NodeWithScore]:
-    """Made by hand: what `synthesize` gets."""
+    """Return nodes for `synthesize`."""
     texts = ("Oats are sown in spring. " * 6, "Ivy climbs the walls. " * 6, "Lambs eat oats and ivy. " * 6)
     return [
         NodeWithScore(node=TextNode(id_=f"given-{i}", text=text, metadata={"n": i}), score=1 / (i + 1))
@@ -136,7 +136,7 @@ async def _plainly(work: Coroutine[Any, Any, Any]) -> str:
 
 
 def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen:
-    """The call, from a clean slate. An exception is a result like any other."""
+    """Make the call with cleared records. Return everything observable; an exception is a result, too."""
     kit.fresh()
     recorder.clear()
     failed = False
@@ -154,7 +154,7 @@ def see(kit: Kit, recorder: Recorder, engine: Any, way: str, given: str) -> Seen
 
 
 def settled() -> None:
-    """Waits for early calls that were under way when the call failed."""
+    """Wait for prefetched calls that were under way when the call failed."""
     for thread in threading.enumerate():
         if thread.name in ("teola-early", "teola-ahead"):
             thread.join(10)
@@ -200,7 +200,7 @@ def _shown(some: Counter[str]) -> str:
 
 
 def anonymous(text: str) -> str:
-    """Without the names and numbers that requests have; where a model is told of them, without its tokens."""
+    """Return a text without names and numbers of requests, and without tokens of prompts that contain them."""
     found = re.sub(r"\(query \S+, primitive \S+\)", "(of a query)", re.sub(r"request \S*\d\S*", "request #", text))
     return found if found == text else re.sub(r"(prompt|total)_tokens': \d+", r"\1_tokens': #", found)
 

@@ -53,7 +53,7 @@ def hyde_over_advanced(kit: Kit) -> BaseQueryEngine:
 
 
 def multi_step_known(kit: Kit) -> BaseQueryEngine:
-    """As many steps as it is told."""
+    """Return a multi-step engine with a fixed number of steps."""
     return MultiStepQueryEngine(
         base(kit.reports),
         StepDecomposeQueryTransform(kit.llm),
@@ -74,7 +74,7 @@ def sub_questions_sync(kit: Kit) -> BaseQueryEngine:
 
 
 def sub_questions_deep(kit: Kit) -> BaseQueryEngine:
-    """Each by an engine that makes queries of its own."""
+    """Return a sub-question engine whose engines ask sub-questions of their own."""
     return SubQuestionQueryEngine.from_defaults(
         tools(documented.fusion(kit), documented.hyde(kit), documented.naive_rag(kit)),
         llm=kit.llm,
@@ -90,7 +90,7 @@ def router_deep(kit: Kit) -> BaseQueryEngine:
 
 
 def summaries(kit: Kit) -> BaseQueryEngine:
-    """The documentation's example: one tool sums everything up, the other looks it up."""
+    """Return the documentation's example of a router: one tool sums everything up, the other looks it up."""
     everything = SummaryIndex(corpus(Sizes(3, 30)), callback_manager=kit.manager)
     summed = everything.as_query_engine(llm=kit.llm, response_mode="tree_summarize", use_async=True)
     return SubQuestionQueryEngine.from_defaults(

@@ -29,7 +29,7 @@ _LEFT_OUT = {"timestamp", "id_", "span_id", "tags", "callback_manager", "relatio
 
 
 def plain(value: Any, depth: int = 0) -> str:
-    """A text of the value without what differs from run to run."""
+    """Return a value as text, without what differs from run to run."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, Enum):
@@ -70,7 +70,7 @@ def _object(value: Any, depth: int) -> str:
 
 
 class Recorder(BaseCallbackHandler):
-    """What happened since `clear`, under the names of all that it happened in."""
+    """Records the events since `clear`, each with the names of the events around it."""
 
     def __init__(self) -> None:
         super().__init__([], [])
@@ -144,7 +144,7 @@ class _Spans(BaseSpanHandler[Any]):
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Everything that LlamaIndex's dispatcher hears goes to the recorder, too."""
+    """In the body, record the events of LlamaIndex's dispatcher."""
     root = get_dispatcher()
     handlers, spans = list(root.event_handlers), list(root.span_handlers)
     hearing = _Spans()

@@ -41,7 +41,7 @@ def vector(kit: Kit) -> BaseRetriever:
 
 
 def fused(mode: str, queries: int, **options: Any) -> Make:
-    """Two collections, so many queries."""
+    """Return a fusion of two collections with this number of queries."""
 
     def make(kit: Kit) -> BaseRetriever:
         return QueryFusionRetriever(
@@ -58,17 +58,17 @@ def fused(mode: str, queries: int, **options: Any) -> Make:
 
 
 def over(make: Make, **options: Any) -> Make:
-    """An engine over a retriever."""
+    """Return an engine over a retriever."""
     return lambda kit: RetrieverQueryEngine.from_args(make(kit), llm=kit.llm, callback_manager=kit.manager, **options)
 
 
 def after(*makers: Make) -> Make:
-    """An engine whose passages go through these."""
+    """Return an engine with these postprocessors."""
     return lambda kit: kit.reports.as_query_engine(similarity_top_k=6, node_postprocessors=[one(kit) for one in makers])
 
 
 def replaced(kit: Kit) -> BaseQueryEngine:
-    """As sentence windows do: another text than the one that was found."""
+    """Return an engine that replaces the text of found nodes, as sentence windows do."""
     return kit.reports.as_query_engine(node_postprocessors=[MetadataReplacementPostProcessor("source")])
 
 
@@ -83,7 +83,7 @@ def transformed(kit: Kit) -> BaseRetriever:
 
 
 def recursive(kit: Kit) -> BaseRetriever:
-    """What is found leads to another engine."""
+    """Return a recursive retriever whose nodes lead to another engine."""
     links = [IndexNode(id_="link", text="Everything about terms and reasons", index_id="notes")]
     top = VectorStoreIndex(links, embed_model=kit.embedding, callback_manager=kit.manager)
     return RecursiveRetriever(
@@ -117,7 +117,7 @@ class Worded(SimpleVectorStore):
 
 
 def searched(mode: str, **options: Any) -> Make:
-    """A mode that the pool's store does not have, on a store of the user's own; the embedding model is the kit's."""
+    """Return an engine with a mode that only a store of the user's has. The embedding model is the kit's."""
 
     def make(kit: Kit) -> BaseRetriever:
         context = StorageContext.from_defaults(vector_store=Worded())
@@ -145,7 +145,7 @@ class Keywords(BaseRetriever):
 
 
 def listed(kit: Kit) -> BaseQueryEngine:
-    """Another kind of index: all of its nodes."""
+    """Return an engine over a summary index, which returns all of its nodes."""
     return SummaryIndex(corpus(Sizes(3, 30))).as_query_engine(
         llm=kit.llm, response_mode="tree_summarize", use_async=True
     )

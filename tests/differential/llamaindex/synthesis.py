@@ -22,7 +22,7 @@ def mode(name: ResponseMode, **options: Any) -> Make:
 
 
 def packed(name: ResponseMode, **options: Any) -> Make:
-    """Prompts that hold little: refining and summing up take several calls."""
+    """Return an engine with a small context window, so that it makes several calls."""
 
     def make(kit: Kit) -> BaseQueryEngine:
         return kit.reports.as_query_engine(
@@ -33,7 +33,7 @@ def packed(name: ResponseMode, **options: Any) -> Make:
 
 
 def own_prompts(kit: Kit) -> BaseQueryEngine:
-    """Prompts changed after the engine was made, as `update_prompts` does."""
+    """Return an engine whose prompts were changed by `update_prompts`."""
     engine = kit.reports.as_query_engine(similarity_top_k=2, response_mode="refine")
     words = PromptTemplate("Read {context_str} and say, as a poet would, {query_str}")
     engine.update_prompts({"response_synthesizer:text_qa_template": words})
@@ -89,7 +89,7 @@ STREAMING: dict[str, Make] = {
 
 
 def bare(name: ResponseMode) -> Make:
-    """A synthesizer alone."""
+    """Return a synthesizer alone."""
     return lambda kit: get_response_synthesizer(kit.llm, response_mode=name, callback_manager=kit.manager)
 
 

@@ -50,7 +50,7 @@ def answered(synthesizer: Any, way: str) -> Any:
 
 
 def planned(trace: Any) -> int:
-    """Calls of the LLM that the graph made, or shares with the plain object."""
+    """Return the number of calls of the LLM that the plan made or shares with the original."""
     return sum(span.kind == "DECODING" and span.outcome == "done" for span in trace.spans)
 
 

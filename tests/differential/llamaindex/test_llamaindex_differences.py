@@ -159,7 +159,7 @@ async def test_loop_is_not_blocked_by_sync_model_calls(name: str) -> None:
 
 
 async def _turns_at_prompts(kit: Kit, engine: Any) -> list[int]:
-    """How many turns the loop had taken when each prompt came."""
+    """Return how many turns the event loop had taken when each prompt came."""
     loop, turns, seen = asyncio.get_running_loop(), 0, []
 
     def turn() -> None:
@@ -179,7 +179,7 @@ async def _turns_at_prompts(kit: Kit, engine: Any) -> list[int]:
 
 @pytest.fixture
 def bound(manager: CallbackManager, recorder: Recorder) -> Iterator[tuple[Seen, Seen]]:
-    """A streamed answer of the user's own models: plain, and with both bound to engines."""
+    """Return a streamed answer of own models, and the same with both models bound to engines."""
     kit = bound_kit(profiles.noop(), SMALL, manager)
     assert kit.pool is not None
     make = synthesis.STREAMING["compact_streaming"]

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def given(self) -> str:
-        """Not the same for all: what a model says, and how it says it, depends on it."""
+        """Return the query, which decides what the model answers."""
         return ASKED[: 20 + zlib.crc32(_name(self).encode()) % 70]
 
 
@@ -131,7 +131,7 @@ _plain: dict[Any, tuple[Seen, Reached]] = {}
 
 
 def alone(bench: Bench, name: str, way: str) -> tuple[Seen, Reached]:
-    """The plain call, on an engine made for it: some remember. With the prompts and texts in their order."""
+    """Return a call of the original on a new engine, with prompts and texts in their order."""
     case, ledger = CASES[name], bench.kit.ledger
     key = (bench.kit.name, name, way, ledger.fault)
     if key not in _plain:
@@ -141,13 +141,16 @@ def alone(bench: Bench, name: str, way: str) -> tuple[Seen, Reached]:
 
 
 def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]:
-    """The plain call and the accelerated one, each on an engine made for it."""
+    """Return a call of the original and one of the accelerated engine.
+
+    Each has a new engine, because some keep state.
+    """
     before = alone(bench, name, way)[0]
     return before, ask(bench, fast(bench, CASES[name], **options), way, CASES[name])
 
 
 def fast(bench: Bench, case: Case, *, bind: Sequence[tuple[Any, str]] = (), **options: Any) -> Any:
-    """The engine, accelerated, or its parts."""
+    """Return the accelerated engine, or the engine with accelerated parts."""
     given = {"pool": bench.kit.pool, "concurrent": bench.kit.concurrent, **options}
 
     def sooner(engine: Any) -> Any:
@@ -188,7 +191,7 @@ def test_engine_with_speculate_all_behaves_as_the_original(bench: Bench, name: s
 
 @pytest.fixture(scope="module")
 def bound() -> Iterator[Bench]:
-    """Own models, and engines that say what they say."""
+    """Return own models, and engines that give their answers."""
     recorder = Recorder()
     kit = bound_kit(profiles.noop(), SMALL, CallbackManager([recorder]))
     yield Bench(kit, recorder)
@@ -213,7 +216,7 @@ def test_engine_with_bound_models_gives_the_originals_answers(bound: Bench, name
 
 
 def _said(result: str) -> str:
-    """Without what a model says of itself, which agents pass on."""
+    """Return a text without the model's metadata, which agents pass on."""
     return re.sub(r"(AgentOutput\(current_agent_name='\w+', raw=)(None|\{.*?\}\}),", r"\1#,", result)
 
 
@@ -221,18 +224,18 @@ def _said(result: str) -> str:
 
 
 def ends(some: list[Any]) -> list[Any]:
-    """The first and the last; all in the long version."""
+    """Return the first and the last item, or all in the long version."""
     return list(dict.fromkeys(some if LONG else some[:1] + some[-1:]))
 
 
 def reached(bench: Bench, name: str, way: str) -> Reached:
-    """The prompts and texts of the plain call, in their order."""
+    """Return prompts and texts of the original's call, in their order."""
     prompts, texts = alone(bench, name, way)[1]
     return prompts, [text.partition(": ")[2] for text in texts]
 
 
 def survived(bench: Bench, name: str, way: str) -> None:
-    """The same exception, or it is swallowed with the same end."""
+    """Check for the same exception, or for the same end if the exception is swallowed."""
     before, after = both(bench, name, way)
     same(before, after, merged=bench.kit.pool is not None, only="result" if name in RACED else "")
 

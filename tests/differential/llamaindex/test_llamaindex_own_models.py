@@ -275,7 +275,7 @@ def test_no_prefetch_thread_is_left_after_queries(own: WatchedKit) -> None:
 
 
 def _counted_by(own: WatchedKit, tokenizer: Callable[[str], Any]) -> tuple[list[str], list[str]]:
-    """Which texts a tokenizer reads on the caller's thread: plain, and accelerated."""
+    """Return the texts that a tokenizer reads on the caller's thread, for the original and accelerated."""
     read: list[str] = []
     here = threading.current_thread()
 

@@ -54,7 +54,7 @@ _loop = asyncio.Runner()
 
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
-    """The stub's answers: two sub-questions, both choices, one step, one call of a tool; a sentence otherwise."""
+    """Return the stub's answer: sub-questions, choices, a step or a tool call if the prompt demands it."""
     prompt = str(body["messages"][-1]["content"])
     whole = json.dumps(body["messages"])
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
@@ -84,7 +84,10 @@ class Server(NamedTuple):
         return accelerate(app) if self.pool is None else accelerate(app, pool=self.pool, bind=[(llm, "llm")])
 
     def requests(self) -> Counter[str]:
-        """The bodies that came since the last call, but for warm-ups; where it joins, the form says nothing."""
+        """Return the bodies since the last call, without warm-ups.
+
+        Where streams add up, whether a body streams is left out.
+        """
         before = -1
         while before != len(self.stub.requests):
             before = len(self.stub.requests)
@@ -98,7 +101,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def connections_are_freed() -> Iterator[None]:
-    """LlamaIndex leaves SQLite connections of memories open: they warn where they are freed, here and nowhere else."""
+    """Collect garbage after the test: SQLite connections that LlamaIndex leaves open warn when freed."""
     yield
     gc.collect()
 
@@ -231,7 +234,7 @@ WORKFLOWS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
 
 
 def read(response: Any) -> str:
-    """All of a response, streamed or not."""
+    """Return the whole text of a response, streamed or not."""
     pieces = getattr(response, "response_gen", None)
     return str(response) if pieces is None else "".join(pieces)
 
@@ -293,7 +296,7 @@ RETRIEVALS: dict[str, Callable[[Any], Any]] = {
 
 
 def requests_of(server: Server, call: Callable[[], Any]) -> Counter[str]:
-    """All requests that the server gets for a call, by body."""
+    """Count all requests that the server gets for a call, by body."""
     server.stub.requests.clear()
     call()
     return server.requests()

@@ -110,7 +110,7 @@ def _sampling(rng: random.Random, tools: str) -> Sampling:
 
 
 def drafts_of_case(case: DraftCase, answer: str) -> tuple[str, ...]:
-    """What goes along with the request, with the answer that it has without."""
+    """Return the draft texts of the request, made from its answer without drafts."""
     middle = len(answer) // 2
     true = {
         "": (),
@@ -125,7 +125,7 @@ def drafts_of_case(case: DraftCase, answer: str) -> tuple[str, ...]:
 
 
 def batches(given: Sequence[int], seed: int) -> Iterator[Sequence[int]]:
-    """Cut into batches of 1 to 16."""
+    """Divide requests into batches of 1 to 16."""
     rng, at = random.Random(seed), 0
     while at < len(given):
         size = rng.choice((1, rng.randint(2, 8), rng.randint(9, 16), 16))

@@ -11,7 +11,7 @@ ROWS = 4
 
 
 def tried() -> StepAllowance:
-    """Half a step is left of what may be tried."""
+    """Return an allowance with half a step left for drafts."""
     allowance = StepAllowance()
     allowance.charge_drafts(ROWS, allowance.left(ROWS) - 0.5, saved=0.0)
     return allowance

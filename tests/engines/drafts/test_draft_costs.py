@@ -8,7 +8,7 @@ from teola_plugin.engines.drafts.draft_budget import StepCosts
 
 
 def seen(*seconds: float, rows: int = 4, expected: float = 1.2) -> StepCosts:
-    """Steps with drafts that took so long, where one without takes a second."""
+    """Return the costs after steps with drafts that took `seconds`, and one of a second without drafts."""
     costs = StepCosts()
     costs.record_undrafted(rows, 1.0)
     for one in seconds:

@@ -10,7 +10,7 @@ from teola_plugin.engines.drafts.draft_budget import SlotReuseEstimator
 
 
 def after(slots: SlotReuseEstimator, *steps: str, each: int = 1, idle: bool = False) -> SlotReuseEstimator:
-    """Steps with requests of one letter each, so many steps apart."""
+    """Record steps of requests, each named by a letter, with `each` steps between them."""
     for before, names in pairwise(steps):
         slots.record_steps(list(before), list(names), each, idle=idle)
     return slots

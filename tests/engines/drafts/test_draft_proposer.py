@@ -47,7 +47,7 @@ class Batch:
         del self.requests[name], self.tokens[name]
 
     def step(self, **new: list[int]) -> dict[str, list[int]]:
-        """What is drafted after each row has written that."""
+        """Return the drafts after each row has written these tokens."""
         for name, tokens in new.items():
             self.tokens[name] += tokens
         ids = np.zeros((len(self.rows), 300), dtype=np.int32)
@@ -271,7 +271,7 @@ class Timed(Batch):
         return super().step(**new)
 
     def nothing(self, steps: int) -> int:
-        """So many steps that repeat nothing; in how many of them row a was looked at."""
+        """Run steps that repeat nothing. Return in how many of them row a was looked at."""
         looked, drafter = list[str](), self.proposer._drafter
         running, drafter.running = drafter.running, lambda name: looked.append(name) or running(name)  # type: ignore[func-returns-value, method-assign]
         for _ in range(steps):
@@ -281,7 +281,7 @@ class Timed(Batch):
         return looked.count("a")
 
     def short(self) -> None:
-        """What is written is forgotten where rows get too long for a test."""
+        """Forget what was written, so that rows do not get too long for a test."""
         for name in self.rows:
             if len(self.tokens[name]) > 290:
                 self.leave(name)

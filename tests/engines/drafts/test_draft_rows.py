@@ -23,7 +23,7 @@ WITH_GAPS = st.lists(st.lists(st.sampled_from([GAP_TOKEN, *range(6)]), max_size=
 
 
 def written(row: RequestDrafter, output: Sequence[int], longest: Sequence[int] = ALONE) -> int:
-    """The steps that it takes to write the output, as a model verifies drafts."""
+    """Return the steps that the output takes when a model verifies the drafts."""
     done = steps = 0
     while done < len(output):
         draft = row.draft(MOST, longest)
@@ -89,7 +89,7 @@ def test_recent_outputs_are_drafted_if_they_match_longer() -> None:
 
 
 def misleading(words: int = 25, length: int = 600) -> list[int]:
-    """Tokens in which each pair has stood before, mostly with another one behind it."""
+    """Return tokens in which each pair has occurred before, mostly with another successor."""
     rng = random.Random(1)
     return [rng.randrange(words) for _ in range(length)]
 

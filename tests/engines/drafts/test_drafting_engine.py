@@ -120,7 +120,7 @@ def test_auto_drafts_on_the_cpu_alone(setting: Any, cpu: bool, drafted: bool, mo
 
 
 def decoded(llm: SessionLlm, payload: Generate, *drafts: str) -> Generation:
-    """With nothing known but these."""
+    """Decode with only these earlier outputs known."""
 
     async def run() -> Generation:
         await llm.engine.reset()

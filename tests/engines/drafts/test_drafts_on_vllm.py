@@ -80,7 +80,7 @@ async def alone(engine: VllmEngine, given: Sequence[DraftCase]) -> list[Any]:
 
 
 async def together(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequence[Any], seed: int) -> Found:
-    """Batch after batch; requests come one after the other, and some leave."""
+    """Run batch after batch. Requests arrive one after the other, and some are cancelled."""
     rng, found = random.Random(seed), Found()
 
     async def one(i: int, late: float) -> None:
@@ -124,7 +124,7 @@ async def weigh(engine: VllmEngine) -> None:
 
 
 async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Found:
-    """On an engine without drafts, one by one; on one with them, in batches."""
+    """Run cases one by one on an engine without drafts, and in batches on one with them."""
     given = list(cases(seed, count))
     plainly = VllmEngine("plain", model, cores="0", drafts="off", engine_args=SMALL_CACHE)
     await plainly.start()

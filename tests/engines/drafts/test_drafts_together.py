@@ -18,7 +18,7 @@ PROFILE = EngineProfile(
 
 
 def lengths(*drafts: tuple[int, float], rows: int = 16, speed: float = 1.0, others: float = 1.0) -> list[int]:
-    """Of rows of that speed, which draft, and of so many others as there are besides."""
+    """Return the lengths of the drafts of rows with this speed, in a step with `rows` rows."""
     offers = [DraftCandidate(*draft, 1.0, speed) for draft in drafts]
     speeds = [*[speed] * len(drafts), *[others] * (rows - len(drafts))]
     return list(SharedStepModel(step_durations(PROFILE)).lengths(offers, speeds))
@@ -41,7 +41,7 @@ def test_drafts_cost_at_most_the_allowance() -> None:
 
 
 def measured(rows: int) -> dict[int, float]:
-    """Seconds by tokens drafted."""
+    """Return the seconds of steps, by the number of drafted tokens."""
     known = {n: dict(points) for n, _, points in step_durations(PROFILE)}
     return known[min(n for n in known if n >= min(rows, 256))]
 

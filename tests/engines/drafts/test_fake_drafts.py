@@ -67,12 +67,12 @@ def done(found: Timed, name: str = "a") -> tuple[float, Generation, Any]:
 
 
 def steps_of(found: Timed) -> list[tuple[float, int]]:
-    """When each piece came, and how many tokens it has."""
+    """Return the time of each piece, and its number of tokens."""
     return [(at, len(split_tokens(piece.text))) for at, piece in found if isinstance(piece, Piece)]
 
 
 def proposed(prompt: str, answer: str, *texts: str) -> list[tuple[int, int]]:
-    """(drafted, written) of each step, by the proposer's own code."""
+    """Return the drafted and written tokens of each step, by the proposer's own code."""
     numbers = {token: i for i, token in enumerate(dict.fromkeys(split_tokens("".join((prompt, answer, *texts)))))}
 
     def ids(text: str) -> list[int]:

@@ -36,7 +36,7 @@ class Server:
         self.proposer.attach(shim.Runner(runner))
 
     def first_step(self, name: str, written: str, **extra: Any) -> str:
-        """What is drafted for a request that has written this."""
+        """Return the drafts for a request that has written this."""
         params = SimpleNamespace(temperature=0.0, extra_args=extra or None)
         self.requests.clear()
         self.requests[name] = SimpleNamespace(sampling_params=params, prompt_token_ids=[1, 2])

@@ -18,7 +18,7 @@ def llm(name: str = "llm", share: float | None = None, needs: float = 0, cards: 
 
 
 def small(name: str = "embedder", takes: float = 4, device: str = "", share: float | None = None) -> Demand:
-    """Half of what it takes are its weights."""
+    """Return an engine whose weights take half of its memory."""
     return Demand(name, device, share=share, needs=int(takes * GIB / 2), work=int(takes * GIB / 2))
 
 

@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """`golden("pass/case", before, after)` compares with `tests/golden/passes/pass/case.txt`."""
+    """Return a function: `golden("pass/case", before, after)` compares with `tests/golden/passes/pass/case.txt`."""
     update = request.config.getoption("--update-golden", default=False)
 
     def check(name: str, before: Graph, after: Graph) -> None:

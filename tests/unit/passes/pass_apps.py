@@ -75,7 +75,7 @@ def generation(name: str, context: Ref, previous: str = "") -> Component:
 
 
 def advanced_rag(*, splittable: bool = True, expected: int | None = 3) -> WorkflowTemplate:
-    """The paper's Figure 2d and 6: an uploaded document, an expanded question, a reranker, three refine calls."""
+    """Return the app of the paper's Figures 2d and 6: an upload, query expansion, a reranker, three refine calls."""
     components = [
         Component("index", Role.INDEXING, named(document=Ref("$input", ("document",))), "store", "embedder",
                   effects=(WRITES,), expected=666),
@@ -98,6 +98,6 @@ def advanced_rag(*, splittable: bool = True, expected: int | None = 3) -> Workfl
 def call(
     name: str, *reads: str, after: tuple[str, ...] = (), kind: PrimitiveKind = K.CALL, **more: object
 ) -> Primitive:
-    """A primitive that reads whole values."""
+    """Return a primitive that reads whole values."""
     inputs = tuple((f"in{i}", Ref(read)) for i, read in enumerate(reads))
     return Primitive(name, kind, inputs=inputs, after=after, call=name, **more)  # type: ignore[arg-type]

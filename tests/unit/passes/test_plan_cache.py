@@ -19,7 +19,7 @@ from teola_plugin.requests.payloads import OneOf
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of graphs that pipelines were run on, those of fragments among them."""
+    """Count the graphs on which pipelines run, fragments included."""
     count, plain = [0], PassPipeline.run
 
     def run(self: PassPipeline, graph: Graph, context: PassContext) -> Optimised:
@@ -39,7 +39,7 @@ def asking(pool: EnginePool, what: str) -> Runnable[Any, Any]:
 
 
 def choosing(pool: EnginePool) -> Runnable[Any, Any]:
-    """What the one arm asks for is known before the choice."""
+    """Return a chain with a choice. One choice's request is known before the choice is made."""
     return RunnableBranch((lambda x: len(x["q"]) > 3, asking(pool, "long")), RunnableLambda(lambda x: x["q"]))
 
 

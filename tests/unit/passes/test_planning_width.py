@@ -40,7 +40,7 @@ def generation(name: str, *reads: str, **more: object) -> Component:
 
 
 def listed(width: int) -> WorkflowTemplate:
-    """A list of questions, each searched with and answered, and an answer made of the answers."""
+    """Return a graph of a list of questions, a search and an answer for each, and a final answer."""
     each = WorkflowTemplate((searched("search", Ref("$item")), generation("answer", "$item", "search")), Ref("answer"))
     parts = (generation("expand", "$input", splittable=True, expected=width, attributes=Attributes(items="json")),
              Component("list", Role.CALL, named(text=Ref("expand"))),
@@ -50,7 +50,7 @@ def listed(width: int) -> WorkflowTemplate:
 
 
 def side_by_side(width: int) -> WorkflowTemplate:
-    """Many searches, and an answer that reads them all."""
+    """Return a graph of many searches and an answer that reads them all."""
     found = [searched(f"s{i}", Ref("$input", (i,))) for i in range(width)]
     shown = [Component(f"c{i}", Role.CALL, named(x=Ref(f"s{i}"))) for i in range(width)]
     order = [pair for i in range(width) for pair in ((f"s{i}", f"c{i}"), (f"c{i}", "whole"))]

@@ -34,7 +34,7 @@ def graph_of(*prompt: PromptPart, **reads: Ref) -> Graph:
 
 
 def partials(graph: Graph) -> list[int]:
-    """Number of prompt parts of each partial prefilling."""
+    """Return the number of prompt parts of each partial prefilling."""
     return [len(p.prompt) for p in graph if p.kind is K.PARTIAL_PREFILLING]
 
 
@@ -160,7 +160,7 @@ def test_fold_prompt_is_prefilled_up_to_the_carried_value() -> None:
 
 
 def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
-    """A list is written, each item of it embedded, all of them joined to the context of a prompt."""
+    """Return a graph that writes a list, embeds each item, and joins them to the context of a prompt."""
     body = Graph([Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item")), size=1)], Ref("e"))
     write = Primitive("w", K.PREFILLING, "llm", named(question=QUESTION), prompt=(LITERAL, V("question")))
     lines = Primitive(
@@ -178,7 +178,7 @@ def growing_graph(between: PrimitiveKind = K.CALL) -> Graph:
 
 
 def graded_graph() -> Graph:
-    """Documents are graded, and those that are kept are the context of a prompt."""
+    """Return a graph that grades documents. Those that are kept are the context of a prompt."""
     grade = [
         Primitive("g", K.PREFILLING, "llm", named(document=Ref("$item")), prompt=(LITERAL, V("document"))),
         Primitive("y", K.DECODING, "llm", named(prefilling=Ref("g"))),

@@ -21,7 +21,7 @@ def calls(form: AnswerForm | None) -> dict[str, Any]:
 
 
 def speculative(**attributes: Any) -> Any:
-    """The graph of one generation with these facts."""
+    """Return the graph of one generation with these attributes."""
     return graph(*(one.with_(attributes=Attributes(**attributes)) for one in ONE_GENERATION))
 
 

@@ -93,7 +93,7 @@ class Seen:
         return self.pool.runtime.submit(Query(given), graph, {}, has_original=True)
 
     def put(self, text: str) -> None:
-        """As another process would."""
+        """Write a row as another process would."""
         row = IngestRow("c", Chunk("a", text), NEEDLE)
         self.pool.call(K.INGESTION, "store", [row]).result(5)
 

@@ -30,19 +30,19 @@ HANGS = Faults(hang_on=lambda _: True)
 
 
 def pool_threads() -> set[threading.Thread]:
-    """Loops of pools that run in this process."""
+    """Return the threads of pools' loops in this process."""
     return {thread for thread in threading.enumerate() if thread.name == "teola-pool" and thread.is_alive()}
 
 
 @pytest.fixture
 def before() -> set[threading.Thread]:
-    """Those that the test finds: an object without a pool has one for the whole process."""
+    """Return the threads that exist before the test. Objects without a pool share one for the whole process."""
     return pool_threads()
 
 
 @pytest.fixture
 def hangs() -> Iterator[EnginePool]:
-    """Whose engines never answer."""
+    """Create a pool whose engines never answer."""
     made = EnginePool.local(fake_engines(llm=HANGS, embedder=HANGS)).start()
     yield made
     made.close()

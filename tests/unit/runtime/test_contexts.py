@@ -32,14 +32,14 @@ def pool() -> Iterator[EnginePool]:
 
 
 def call_pool(pool: EnginePool) -> None:
-    """A call of no query, which has a deadline: it gives its engine work and sets a timer of its own."""
+    """Make a call outside any query with a deadline: it sends work to an engine and sets a timer of its own."""
     request_context = RequestContext(deadline=pool.runtime.time() + 600)
     request = Generate(Prompt((Message("user", "Q"),)))
     pool.call(PrimitiveKind.PREFILLING, "llm", [request], request_context=request_context).result(5)
 
 
 def watch_query(pool: EnginePool) -> None:
-    """A query that has a deadline: it sets the pool's timer for the earliest."""
+    """Start a query with a deadline: it sets the pool's timer for the earliest deadline."""
     run = pool.runtime.watch(Query({"input": None}, deadline=pool.runtime.time() + 600), joins=True)
     run.close()
     run.trace.result(5)

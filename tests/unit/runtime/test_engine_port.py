@@ -85,7 +85,7 @@ def test_raising_listener_leaks_no_slot(
 
 
 class Counting(Scripted):
-    """Its sizes are computed from the text, as those of real engines are."""
+    """An engine that computes sizes from the text, as real engines do."""
 
     def size(self, request: Request) -> float:
         return len(request.payload.prompt.text)

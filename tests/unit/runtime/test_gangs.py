@@ -41,7 +41,7 @@ def one_by_one(pool: EnginePool) -> Runnable[Any, str]:
 
 
 def tools(pool: EnginePool) -> Runnable[Any, Any]:
-    """User code, of which no graph knows."""
+    """Return a chain with user code that cannot be planned."""
     one = asks(pool, "Summarise: {doc}")
 
     async def some(given: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ GROWTH = Growth("m", ASK, (JOIN,), "context", 1)
 
 
 class Run:
-    """As much of a live query as this needs."""
+    """The parts of a live query that these tests need."""
 
     def __init__(self, tenant: str = "") -> None:
         self.id, self.query = "q", Query({}, tenant=tenant)
@@ -60,7 +60,7 @@ class Followed:
         return "\n".join(one for one in given["found"] if one)
 
     def query(self, items: int, tenant: str = "", *, right: bool = True, refused: frozenset[int] = frozenset()) -> int:
-        """One query from end to end; how many prefixes it prefilled early. Of `refused` items nothing is kept."""
+        """Run one query. Return how many prefixes it prefilled early. `refused` items are not kept."""
         run, before = Run(tenant), len(self.started)
         self.holder.speculative_outputs = []
         query_run = cast(QueryRun, run)

@@ -212,7 +212,7 @@ def test_queries_of_a_failed_batch_get_their_own_errors() -> None:
 
 
 class _Ended:
-    """What tells the loop of its end, as a query does whose handler nobody holds any more."""
+    """Posts to the loop when it is collected, as a query does whose handler nobody holds any more."""
 
     def __init__(self, thread: LoopThread, event: threading.Event) -> None:
         self._thread, self._event = thread, event

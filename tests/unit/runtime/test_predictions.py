@@ -17,7 +17,7 @@ MAP = Primitive("m", K.MAP, inputs=named(items=Ref("$items")), fragment=Fragment
 
 
 class Run:
-    """As much of a live query as reading values needs."""
+    """The parts of a live query that reading values needs."""
 
     def __init__(self, items: list[Any], predicted: list[Any]) -> None:
         self.id = "q"
@@ -33,7 +33,7 @@ def matches(items: list[Any], predicted: list[Any], missing: int = 0) -> tuple[i
 
 
 def by_the_book(items: list[Any], predicted: list[Any]) -> tuple[int | None, ...]:
-    """Its own place first, then the earliest that nobody has."""
+    """Return the instance at the item's own position, or else the first that no item has."""
     left = dict(enumerate(predicted))
     found: list[int | None] = []
     for index, item in enumerate(items):

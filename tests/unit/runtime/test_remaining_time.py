@@ -34,7 +34,7 @@ def answers(pool: EnginePool) -> Runnable[Any, Any]:
 
 
 def mapped(pool: EnginePool) -> Runnable[Any, Any]:
-    """How many there are is known when the list is."""
+    """Return a graph with a MAP whose number of items is known when the list is."""
     llm = ChatTeola(pool=pool, max_tokens=8)
     items = ChatPromptTemplate.from_template("List: {question}") | llm.bind(json_schema=THREE) | JsonOutputParser()
     each = ChatPromptTemplate.from_template("On {item}") | llm | StrOutputParser()

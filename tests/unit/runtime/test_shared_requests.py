@@ -191,7 +191,7 @@ ITEMS = json.dumps([f"question {n} of this list" for n in range(4)])
 
 
 def listed() -> list[Primitive]:
-    """A list of two planned items and more, each item embedded as it closes."""
+    """Return a graph of a list with two planned items and more. Each item is embedded as it closes."""
     lead = generation()[0]
     attributes = Attributes(items="json")
     items = [
@@ -208,7 +208,7 @@ def writer() -> FakeLLM:
 
 
 def stored(scene: Scene) -> dict[str, float]:
-    """When each value came to the query's store, from now on."""
+    """Record, from now on, when each value comes to the query's store."""
     came: dict[str, float] = {}
     put, begun = scene.run.store.put, asyncio.get_running_loop().time()
 
@@ -271,7 +271,7 @@ def test_adopted_request_has_one_span_in_the_trace(pause: float) -> None:
 
 
 def _times(trace: QueryTrace) -> list[tuple[str, str, float, float, int]]:
-    """(primitive, kind, began, ended, tokens), without the parts' names."""
+    """Return primitive, kind, start, end and tokens of each span, without names of subplans."""
     return sorted(
         (s.primitive.partition("/")[2], s.kind, s.begin - trace.started, (s.done or 0.0) - trace.started, s.tokens)
         for s in trace.spans

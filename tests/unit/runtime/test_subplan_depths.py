@@ -30,7 +30,7 @@ from teola_plugin.scheduling.live_query import in_gang
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Depth of each primitive, as its engine knows it."""
+    """Return the depth of each primitive as its engine gets it."""
     seen: dict[str, int] = {}
     handle = EngineScheduler.handle
 
@@ -152,7 +152,7 @@ Standing = tuple[str, str]
 
 
 def standings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Standing]:
-    """What is wanted of each primitive, as its engine knows it; gangs without the name of their query."""
+    """Return the objective of each primitive as its engine gets it. Gangs have no name of their query."""
     seen: dict[str, Standing] = {}
     handle = EngineScheduler.handle
 

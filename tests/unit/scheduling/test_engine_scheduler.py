@@ -41,7 +41,10 @@ def batches(instructions: list[object]) -> list[tuple[str, ...]]:
 
 
 def figure_7(policy: object) -> Iterator[tuple[str, ...]]:
-    """Query 1 has A (depth 3) and B (1), query 2 has G (1) and H (3); two prefillings fit into a tick."""
+    """Yield batches for A (depth 3) and B (1) of query 1, G (1) and H (3) of query 2.
+
+    Two prefillings fit into a tick.
+    """
     scheduler = EngineScheduler(LLM, (), policy)  # type: ignore[arg-type]
     for query, name, depth in [("q1", "A", 3), ("q1", "B", 1), ("q2", "G", 1), ("q2", "H", 3)]:
         scheduler.handle(enqueue(query, name, depth, size=512))

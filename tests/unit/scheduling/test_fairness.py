@@ -30,7 +30,7 @@ def enqueue(app: str, number: int, *, weight: float = 1.0, size: int = 1, depth:
 
 
 def served(scheduler: EngineScheduler) -> list[str]:
-    """Requests in the order in which they run."""
+    """Return the requests in the order in which they run."""
     order: list[str] = []
     out = scheduler.handle(ReplicaUp(0.0, "0"))
     while out:
@@ -87,7 +87,7 @@ def test_idle_app_accumulates_no_credit() -> None:
 
 
 def _again(scheduler: EngineScheduler) -> EngineScheduler:
-    """The same with its replica gone, so that a queue can build up."""
+    """Return the same scheduler without its replica, so that a queue can build up."""
     scheduler.replicas.clear()
     return scheduler
 

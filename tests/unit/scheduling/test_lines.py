@@ -34,7 +34,7 @@ def enqueue(query: str, name: str, objective: Objective, app: str = "app") -> En
 
 
 def line(scheduler: EngineScheduler, *comings: Enqueue) -> list[str]:
-    """Names in the order in which a replica begins them that gets all, and begins none before."""
+    """Return the names in the order in which a replica starts them, if it gets all before it starts any."""
     numbers: dict[str, int] = {}
     for coming in comings:
         for batch in scheduler.handle(coming):

@@ -23,12 +23,12 @@ def p(name: str, kind: PrimitiveKind, *reads: str, **more: Any) -> Primitive:
 
 
 def ask(name: str, *reads: str) -> list[Primitive]:
-    """An LLM call: its value is that of `name`."""
+    """Return the primitives of an LLM call whose value is that of `name`."""
     return [p(f"{name}.prefilling", K.PREFILLING, *reads), p(name, K.DECODING, f"{name}.prefilling")]
 
 
 def objectives(*primitives: Primitive, output: str) -> dict[str, str]:
-    """`latency`, `background`, or the gang, by primitive."""
+    """Return `latency`, `background` or the gang of each primitive."""
     found = deduce_objectives(Graph(primitives, Ref(output)))
     return {
         name: f"gang {w.gang}" if w.objective is Objective.THROUGHPUT else w.objective.value
@@ -94,7 +94,7 @@ def test_warm_up_gets_the_background_objective() -> None:
 
 
 def spliced(kind: PrimitiveKind, items: int) -> dict[str, tuple[str, str]]:
-    """What is wanted of the instances' primitives when the holder's items turn out to be so many."""
+    """Return the objectives of the instances' primitives for this number of items."""
     body = Graph([p("e", K.EMBEDDING, "$item" if kind is K.MAP else "$carry"), p("s", K.SEARCHING, "e")], Ref("s"))
     inputs = named(items=Ref("list")) if kind is K.MAP else named(items=Ref("list"), init=Ref("$input"))
     holder = Primitive("h", kind, inputs=inputs, fragment=Fragment(body, Ref("s")))
@@ -129,7 +129,7 @@ def enqueue(query: str, name: str, objective: Objective) -> Enqueue:
 
 
 def served(scheduler: EngineScheduler, *, late: int = 0) -> list[str]:
-    """The order in which requests run, one ending after the other; every time one more of `late` others comes."""
+    """Return the order in which requests run one at a time. One of `late` arrives after each."""
     order, numbers = [], count()
     while scheduler.running.by_id:
         first = next(iter(scheduler.running.by_id))

@@ -14,7 +14,7 @@ LARGE = 10_000
 
 
 def blocks(text: str) -> PrefixBlocks:
-    """One block a letter."""
+    """Return one block for each letter."""
     return block_hashes(text, size=1)
 
 

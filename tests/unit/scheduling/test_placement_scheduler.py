@@ -47,7 +47,7 @@ def enqueue(
 
 
 def placed(instructions: list[Instruction]) -> dict[str, str]:
-    """Replica by request."""
+    """Return the replica of each request."""
     return {r: i.replica for i in instructions if isinstance(i, RunBatch) for r in i.requests}
 
 

@@ -33,7 +33,7 @@ URGENCY = list(Objective)
 
 
 def by_the_book(queue: Sequence[QueuedPrimitive], running: Running, slots: FreeSlots, patience: int) -> list[str]:
-    """Everything is looked at, level by level, until nothing is left or nothing more fits."""
+    """Pick requests by the simple algorithm: look at everything, level by level, until nothing more fits."""
     picked: list[str] = []
 
     def take(queued: QueuedPrimitive) -> None:
@@ -112,7 +112,7 @@ LLM = EngineProfile(batching=Batching.CONTINUOUS, max_batch=4096, max_requests=6
 
 
 def driven(count: int) -> EngineScheduler:
-    """Prompts of 200 tokens that all wait at once, and end one by one."""
+    """Run prompts of 200 tokens that all wait at first, and end one by one."""
     scheduler = EngineScheduler(LLM)
     running: deque[str] = deque()
 

@@ -12,7 +12,7 @@ PROFILE = EngineProfile(max_efficient_batch=4)
 
 
 def batch(*primitives: tuple[int, float]) -> list[str]:
-    """The first batch after a replica comes up and these primitives (requests, size of each) wait."""
+    """Return the first batch after these primitives (requests, size of each) wait and a replica comes up."""
     scheduler = EngineScheduler(PROFILE, ())
     for number, (count, size) in enumerate(primitives):
         requests = tuple(QueuedRequest(f"{number}.{i}", size) for i in range(count))

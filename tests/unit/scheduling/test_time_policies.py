@@ -23,7 +23,7 @@ Row = tuple[str, int, float, float | None]
 
 
 def order(policy: BatchPolicy, *rows: Row, objective: Objective = Objective.LATENCY, at: float = 0.0) -> str:
-    """In which order they run on an engine with one slot, which something else holds while they come."""
+    """Return the order in which they run on an engine with one slot, which is busy until all have come."""
     scheduler = EngineScheduler(ONE, policy=policy)
     scheduler.handle(Enqueue(at, "Z", "Z0", PrimitiveKind.EMBEDDING, (QueuedRequest("Z0"),)))
     for name, depth, remaining, left in rows:

@@ -34,7 +34,7 @@ LINEAR = 1.3
 
 
 def body() -> Fragment:
-    """Two primitives an item, the first of which reads something from outside, too."""
+    """Return a body of two primitives. The first one also reads a value from outside."""
     own = (Primitive("e", K.EMBEDDING, "embedder", named(texts=Ref("$item"), more=Ref("$pre"))),
            Primitive("d", K.CALL, inputs=named(x=Ref("e"))))  # fmt: skip
     return Fragment(Graph(own, Ref("d")), Ref("d"))
@@ -55,7 +55,7 @@ def streamed() -> Graph:
 
 
 def planned(width: int) -> Graph:
-    """As the passes leave a list whose length they know."""
+    """Return the primitives that passes make from a list of known length."""
     partials, previous = [], "p"
     for i in range(width):
         partials.append(Primitive(f"d#{i}", K.PARTIAL_DECODING, "llm", named(previous=Ref(previous)), item=i))
@@ -182,7 +182,7 @@ def test_ended_subplan_releases_all_its_values() -> None:
 
 
 def held(query: Any) -> dict[str, int]:
-    """Entries of every table of a live query."""
+    """Return the number of entries in every table of a live query."""
     tables = {name: value for name, value in vars(query).items() if isinstance(value, dict | list | set)}
     return {name: len(value) for name, value in tables.items()}
 
@@ -247,7 +247,7 @@ def test_deadline_already_passed_is_still_announced() -> None:
 
 
 def nested() -> Graph:
-    """A list of lists, whose inner results are folded."""
+    """Return a graph of a list of lists whose inner results are folded."""
     step = Graph([Primitive("s", K.EMBEDDING, "embedder", named(i=Ref("$item"), c=Ref("$carry")))], Ref("s"))
     inner = Graph([Primitive("each", K.MAP, inputs=named(items=Ref("$item"), pre=Ref("$pre")), fragment=body()),
                    Primitive("f", K.FOLD, inputs=named(items=Ref("each"), init=Ref("$pre")),
@@ -258,7 +258,7 @@ def nested() -> Graph:
 
 
 def longest(query: Any) -> dict[str, int]:
-    """Depths, worked out anew."""
+    """Compute all depths from scratch."""
     known: dict[str, int] = {}
 
     def depth(name: str) -> int:

@@ -397,7 +397,7 @@ class Vectors(Embeddings):
 
 @pytest.fixture
 def routed() -> Iterator[list[tuple[str, Any]]]:
-    """The calls that an engine answers with 1.0."""
+    """Route calls of `Vectors` to an engine that answers 1.0. Return these calls."""
     calls: list[tuple[str, Any]] = []
 
     def route(target: Any, method: str, original: Any) -> seam.RoutedCall | None:

@@ -82,7 +82,7 @@ class Passing:
 
 @pytest.fixture
 def scope() -> Iterator[Passing]:
-    """Every call of a provider method is made in this scope."""
+    """Make every call of a provider method run in this scope."""
     passing = Passing()
     seam.live_scopes.add(id(passing))
     yield passing

@@ -190,7 +190,7 @@ def test_attached_by_environment_detects_configured_handlers(monkeypatch: pytest
 
 
 def handler_events(silent: bool) -> list[str]:
-    """What a handler on a context variable hears of a call."""
+    """Return the events of a call that a handler on a context variable gets."""
     found: list[str] = []
 
     class Hears(BaseCallbackHandler):
@@ -542,7 +542,7 @@ def stuff_chain() -> Any:
 
 
 def format_docs(chain: Any) -> Any:
-    """The function inside, wherever it stands."""
+    """Return the function `format_docs` from inside a chain."""
     todo, seen = [chain], []
     while todo:
         one = todo.pop()

@@ -122,7 +122,7 @@ def sources(kind: Kind) -> dict[str, Any]:
 
 
 def reads(patch: pytest.MonkeyPatch, kind: Kind, field: str, source: Any) -> None:
-    """From now on the field is read from another place: as if LlamaIndex had renamed an attribute, or retyped it."""
+    """Read the field from another attribute, as if LlamaIndex had renamed or retyped it."""
     [found] = [one for one in fields(kind) if one.name == field]
     patch.setattr(found, "metadata", MappingProxyType({"source": source}))
 

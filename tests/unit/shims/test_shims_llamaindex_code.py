@@ -74,7 +74,7 @@ def contents(found: Any) -> list[str]:
 
 
 def quietly(owner: Any, call: Callable[[], Any]) -> Any:
-    """What a call gives; nobody hears of its owner."""
+    """Return the result of a call that must send no events."""
     recorder = Recorder()
     with recorded(recorder):
         value = call()

@@ -109,7 +109,7 @@ def test_openai_object_of_another_version_is_not_bound(
 
 
 def not_there(monkeypatch: pytest.MonkeyPatch, kind: type[Parts], bind: Callable[[], Any]) -> None:
-    """With any of its names gone the object cannot be bound, and nothing of it has changed."""
+    """Check for each name that an object without it cannot be bound, and stays unchanged."""
     bind()
     for one in fields(kind):
         with monkeypatch.context() as patch:

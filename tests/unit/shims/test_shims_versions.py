@@ -40,7 +40,7 @@ REQUIREMENTS = [
 
 @pytest.fixture(autouse=True)
 def installation(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Installed versions, by distribution, which a test may change; what was logged before is forgotten."""
+    """Return installed versions by distribution, which a test may change. Earlier log messages are forgotten."""
     versions = {"llama-index-core": "0.14.20", "langgraph": "1.2.3"}
     monkeypatch.setattr(shims.metadata, "requires", lambda name: REQUIREMENTS)
     monkeypatch.setattr(shims, "_installed", lambda name: versions.get(name, ""))

@@ -44,7 +44,7 @@ TWO = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 
 
 
 def maker(*, fast: bool) -> Any:
-    """Two wordings, a search with each, an answer, and a summary of it."""
+    """Return an app of two wordings, a search with each, an answer and a summary of it."""
 
     async def make(pool: EnginePool) -> Any:
         llm = ChatTeola(pool=pool, max_tokens=24)
@@ -106,7 +106,7 @@ def _together(state: dict[str, Any]) -> list[Document]:
 
 
 async def reranking(pool: EnginePool) -> Any:
-    """Two more questions, the best of what they find, an answer: begun on what the question itself finds."""
+    """Return an app of two questions, the best of their passages, and an answer that starts on earlier passages."""
     llm = ChatTeola(pool=pool, max_tokens=24)
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool), collection="reports")
     await store.aadd_texts([answer_words(str(number), 40) for number in range(80)])

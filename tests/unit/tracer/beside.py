@@ -13,7 +13,7 @@ from teola_plugin.tracer.draft import TraceResult
 
 
 def run_beside(traced: TraceResult, value: Any, opaque: Mapping[str, Any] | None = None) -> Any:
-    """The template's output for a query input."""
+    """Return the template's output for a query input."""
     return _run(traced, traced.template, {"$input": value}, opaque or {})
 
 

@@ -197,7 +197,7 @@ def prompt_cases(resources: Resources) -> dict[str, Case]:
 
 
 def partly_known_prompt_cases(resources: Resources) -> dict[str, Case]:
-    """Lists and texts whose beginnings are known, and whose ends are not."""
+    """Return functions whose lists and texts have a known start and an unknown end."""
     llm, chain = resources.llm, ANSWER | resources.llm | StrOutputParser()
 
     def found_elsewhere(state: Any) -> Any:

@@ -21,7 +21,7 @@ ROLES = {"human": "user", "ai": "assistant"}
 
 
 def answer(prompt: Prompt) -> str:
-    """What the fake model writes: a list that tells prompts apart."""
+    """Return the fake model's answer: a list that differs from prompt to prompt."""
     text = " / ".join(f"{m.role}: {m.content}" for m in prompt.messages)
     return f"1. one for <{text}>\n2. two"
 

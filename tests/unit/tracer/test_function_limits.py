@@ -328,7 +328,7 @@ def doubling(state: Any) -> Any:
 
 
 def forked(state: Any) -> Any:
-    """Eight conditions that are not known, each with a model in a branch."""
+    """Return a function with eight unknown conditions, each with a model call in a branch."""
     if state["a"]:
         LLM.invoke("a")
     if state["b"]:

@@ -45,7 +45,7 @@ def stock() -> Iterator[Library]:
 
 
 def reason(node: Any, entry: str = "query") -> str:
-    """Why something in it is not lowered."""
+    """Return the reason why something in the object is not lowered."""
     return "; ".join(row.reason for row in trace(node, entry).traced.report if row.level != "lowered")
 
 

@@ -35,7 +35,7 @@ from teola_plugin.tracer.langchain.trace import RunPath, trace
 
 
 class Recorder(BaseCallbackHandler):
-    """What the accelerator's handler does: values by node path."""
+    """Records values by node path, as the accelerator's handler does."""
 
     run_inline = True
 

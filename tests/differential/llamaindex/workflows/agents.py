@@ -79,7 +79,7 @@ def react(stage: Stage, *tools: Any, **options: Any) -> ReActAgent:
 
 
 def act(name: str, **arguments: Any) -> str:
-    """What a model writes for a `ReActAgent`."""
+    """Return what a model writes for a `ReActAgent`."""
     return f"Thought: I need {name}.\nAction: {name}\nAction Input: {json.dumps(arguments)}"
 
 
@@ -109,14 +109,14 @@ def coder(stage: Stage) -> CodeActAgent:
 
 
 def team(stage: Stage, **options: Any) -> AgentWorkflow:
-    """Two agents that hand over to each other."""
+    """Return two agents that hand over to each other."""
     research = function(stage, look, *engines(stage), name="research", description="finds", can_handoff_to=["writer"])
     writer = function(stage, add, note, name="writer", description="writes", can_handoff_to=["research"])
     return AgentWorkflow(agents=[research, writer], root_agent="research", **options)
 
 
 def mixed(stage: Stage) -> AgentWorkflow:
-    """One that calls functions, and one that thinks aloud."""
+    """Return a team of a function agent and a ReAct agent."""
     first = function(stage, look, name="first", description="looks")
     second = react(stage, add, look, name="second", description="adds")
     return AgentWorkflow(agents=[first, second], root_agent="first", initial_state={"a": 1})
@@ -133,7 +133,7 @@ def told(*rounds: Any, heard: Callable[[Any, Any], Any] = lambda handler, event:
 
 
 async def conversation(agent: Any, told: Told) -> Any:
-    """Two questions in one context, with a memory."""
+    """Ask two questions in one context with a memory."""
     ctx, memory = Context(agent), ChatMemoryBuffer.from_defaults(token_limit=40_000)
     first = await told.listen(agent.run(user_msg=do([call("look", at="sea")]), ctx=ctx, memory=memory))
     second = await told.listen(agent.run(user_msg=do([call("add", a=1, b=2)]), ctx=ctx))

@@ -88,7 +88,7 @@ class Typed(Workflow):
 
 
 class FanOut(Workflow):
-    """As many at a time as there are workers."""
+    """A workflow that handles as many events at the same time as it has workers."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Waiting(Workflow):
 
 
 class Outer(Workflow):
-    """One workflow in a step of another."""
+    """A workflow that runs another workflow in a step."""
 
     def __init__(self, stage: Stage, inner: Any = None) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class Stateful(Workflow):
 
 
 def given(stage: Stage) -> type[Workflow]:
-    """A step that is given its model by a factory, and one that is no method."""
+    """Return a workflow with a step that gets its model from a factory, and one that is a function."""
 
     def model() -> Any:
         return stage.llm
@@ -286,7 +286,7 @@ async def five(workflow: Any, told: Told) -> Any:
 
 
 async def again(workflow: Any, told: Told) -> Any:
-    """The same context, twice."""
+    """Run twice in the same context."""
     ctx = Context(workflow)
     return [await told.listen(workflow.run(about=about, ctx=ctx)) for about in ("what grows", "what sails")]
 

@@ -30,7 +30,7 @@ _SCRIPT = re.compile(r"DO (.*?) DONE", re.DOTALL)
 
 
 def do(*rounds: Any) -> str:
-    """What a user says so that the model says this, turn by turn: texts, or lists of calls of tools."""
+    """Return a message that makes the model give these answers in turn: texts, or lists of tool calls."""
     return f"DO {json.dumps(rounds)} DONE"
 
 
@@ -39,7 +39,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def said(prompt: Prompt) -> str:
-    """By the last script in the prompt, and how often the model has spoken since; else made of the prompt."""
+    """Return the answer that the last script in the prompt has for this turn, or one made from the prompt."""
     spoken = 0
     for message in reversed(prompt.messages):
         found = _SCRIPT.search(message.content)
@@ -66,7 +66,7 @@ def _tail(prompt: Prompt) -> str:
 
 @dataclass
 class Reached:
-    """What came to the engines."""
+    """The prompts and texts that reached the engines."""
 
     prompts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class _Embedder(FakeEmbedder):
 
 @dataclass(frozen=True)
 class Stage:
-    """What workflows are built of."""
+    """The parts from which workflows are built."""
 
     pool: EnginePool
     llm: TeolaLLM
@@ -148,14 +148,14 @@ Play = Callable[[Any, "Told"], Awaitable[Any]]
 
 
 class Told:
-    """What a play hears."""
+    """Records the events and contexts of a run."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
         self.contexts: list[Any] = []
 
     async def listen(self, handler: Any, heard: Callable[[Any, Any], Any] = lambda handler, event: None) -> Any:
-        """All events, then the result. `heard` may answer."""
+        """Record all events, then return the result. `heard` may answer an event."""
         async for event in handler.stream_events(expose_internal=True):
             self.events.append(anonymous(f"{type(event).__name__} {plain(event)} {plain(dict(event))}"))
             heard(handler, event)
@@ -167,14 +167,14 @@ class Told:
             self.keep(handler.ctx)
 
     def keep(self, ctx: Any) -> None:
-        """What the context holds now, as it is saved."""
+        """Record the context as it would be saved now."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Skipping serialization of known unserializable key")  # memories
             self.contexts.append(ctx.to_dict())
 
 
 def see(stage: Stage, workflow: Any, play: Play) -> Seen:
-    """One play, from a clean slate. An exception is a result like any other."""
+    """Run a workflow with cleared records. Return everything observable; an exception is a result, too."""
     stage.reached.clear()
     stage.recorder.clear()
     stage.pool.reset()

@@ -120,7 +120,7 @@ def here() -> Iterator[Stage]:
 
 
 def both(here: Stage, name: str, **options: Any) -> tuple[Seen, Seen]:
-    """The plain play, and the accelerated one, each of a workflow that is made for it."""
+    """Return a run of the original and one of the accelerated workflow, each of a new workflow."""
     case = CASES[name]
     before = see(here, case.make(here), case.play)
     assert before.failed == case.fails, before.result
@@ -160,7 +160,7 @@ def test_failing_model_in_a_workflow_raises_the_originals_error(here: Stage, nam
 
 
 async def interrupted(workflow: Any) -> dict[str, Any]:
-    """Up to the question, and what is saved then."""
+    """Run up to the question. Return what is saved then."""
     handler = workflow.run()
     async for event in handler.stream_events():
         if isinstance(event, InputRequiredEvent):
