@@ -23,7 +23,7 @@ from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Wor
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.hosted_steps import called, run_with_events
-from support.openai_stub import Stub, openai_stub
+from support.openai_stub import OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
 
@@ -52,14 +52,14 @@ class HostedAnswers:
 class Server:
     """A server, and the requests that it got from one run."""
 
-    def __init__(self, stub: Stub, answers: HostedAnswers) -> None:
+    def __init__(self, stub: OpenAIStub, answers: HostedAnswers) -> None:
         self.stub, self.answers = stub, answers
 
     def requests(self) -> list[str]:
         """Return paths, bodies and credentials of the requests so far, sorted, and forget them."""
         headers = [one.get("authorization", "") for one in self.stub.headers]
-        requests = [json.dumps([*request, header]) for request, header in zip(self.stub.asked, headers, strict=True)]
-        self.stub.asked.clear()
+        requests = [json.dumps([*request, header]) for request, header in zip(self.stub.requests, headers, strict=True)]
+        self.stub.requests.clear()
         self.stub.headers.clear()
         return sorted(requests)
 
@@ -542,7 +542,7 @@ def test_a_cancelled_run_sends_no_more_requests(server: Server) -> None:
 
     async def run() -> None:
         handler = fast.run(query="oats")
-        while not server.stub.asked:
+        while not server.stub.requests:
             await asyncio.sleep(0.01)
         await handler.cancel_run()
         with pytest.raises(Exception) as caught:
@@ -550,9 +550,9 @@ def test_a_cancelled_run_sends_no_more_requests(server: Server) -> None:
         assert "Cancelled" in type(caught.value).__name__
 
     asyncio.run(run())
-    count = len(server.stub.asked)
+    count = len(server.stub.requests)
     time.sleep(2 * LATENCY_S)
-    assert count == len(server.stub.asked) <= len(QUESTIONS)
+    assert count == len(server.stub.requests) <= len(QUESTIONS)
 
 
 def test_runs_side_by_side_have_their_own_results(server: Server) -> None:

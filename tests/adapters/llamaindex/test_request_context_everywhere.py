@@ -1,4 +1,4 @@
-"""Tests of `with_request_context` in every way that requests reach the pool: streamed, nested, and after failed planning."""
+"""Tests of `with_request_context` in all ways to reach the pool: streamed, nested, and after failed planning."""
 
 from __future__ import annotations
 
