@@ -15,6 +15,9 @@ from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
+from teola_plugin.engines import RerankingServer
+from teola_plugin.pool import EnginePool
+
 MODEL = "tiny-embedder"
 DIMENSIONS = 8
 Reply = tuple[int, dict[str, str], Any]
@@ -77,6 +80,13 @@ def embedding_stub(kind: Any = "openai", delay_s: float = 0.0) -> Iterator[Embed
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def reranking_pool(stub: EmbeddingStub) -> Iterator[EnginePool]:
+    """Run a pool whose engine `reranker` sends requests to the server in Cohere's form."""
+    with EnginePool.local([RerankingServer(base_url=f"{stub.url}/v2", model="m", api_key="mine")]) as pool:
+        yield pool
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+from teola_plugin import EnginePool, accelerate
+from teola_plugin.engines import VectorStoreEngine
 from teola_plugin.engines.fake import embed_words
 
 WORDS = ("lambda", "class", "import", "with", "raise", "yield", "while", "return")
@@ -74,3 +77,20 @@ def run_together(call: Callable[[Any], Any], log: ClientLog, queries: list[Any])
         threading.Event().wait(0.5)
         log.release.set()
         return [one.exception(30) or one.result() for one in running]
+
+
+@contextmanager
+def closed_pools() -> Iterator[list[EnginePool]]:
+    """Yield a list, and close the pools that the body adds to it."""
+    pools: list[EnginePool] = []
+    try:
+        yield pools
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+def serve_store(store: Any, app: Any, pools: list[EnginePool], **options: Any) -> Any:
+    """Return the app with its store on an engine of a new pool, which is added to `pools`. `options`: of the engine."""
+    pools.append(EnginePool.local(store=VectorStoreEngine("store", store, **options)).start())
+    return accelerate(app, pool=pools[-1], bind=[(store, "store")])

@@ -10,10 +10,9 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from support.embedding_stub import EmbeddingStub, embedding_stub, score_of
+from support.embedding_stub import EmbeddingStub, embedding_stub, reranking_pool, score_of
 
 from teola_plugin import accelerate
-from teola_plugin.engines import RerankingServer
 from teola_plugin.errors import EngineError, RegistrationError
 from teola_plugin.pool import EnginePool
 
@@ -31,8 +30,8 @@ def stub() -> Iterator[EmbeddingStub]:
 
 @pytest.fixture
 def pool(stub: EmbeddingStub) -> Iterator[EnginePool]:
-    with EnginePool.local([RerankingServer(base_url=f"{stub.url}/v2", model="m", api_key="mine")]) as engines:
-        yield engines
+    with reranking_pool(stub) as pool:
+        yield pool
 
 
 def reranker(stub: EmbeddingStub, **options: Any) -> Any:

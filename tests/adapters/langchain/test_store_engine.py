@@ -16,7 +16,17 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
-from support.store_clients import IDS, METADATA, QUERIES, TEXTS, ClientLog, run_together, vector_of
+from support.store_clients import (
+    IDS,
+    METADATA,
+    QUERIES,
+    TEXTS,
+    ClientLog,
+    closed_pools,
+    run_together,
+    serve_store,
+    vector_of,
+)
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines import VectorStoreEngine
@@ -69,17 +79,8 @@ def client_log(store: Any) -> ClientLog:
 
 @pytest.fixture
 def pools() -> Iterator[list[EnginePool]]:
-    """Return a list of pools that are closed after the test."""
-    opened: list[EnginePool] = []
-    yield opened
-    for pool in opened:
-        pool.close()
-
-
-def serve(store: VectorStore, app: Any, pools: list[EnginePool], **options: Any) -> Any:
-    """Return the app with its store on an engine."""
-    pools.append(EnginePool.local(store=VectorStoreEngine("store", store, **options)).start())
-    return accelerate(app, pool=pools[-1], bind=[(store, "store")])
+    with closed_pools() as pools:
+        yield pools
 
 
 def described(documents: list[Document]) -> list[tuple[Any, ...]]:
@@ -102,7 +103,7 @@ def test_store_engine_returns_the_documents_of_the_original(
     store = make()
     app = store.as_retriever(**SEARCHES[search]) | RunnableLambda(described)
     expected = [app.invoke(query) for query in QUERIES]
-    fast = serve(store, app, pools)
+    fast = serve_store(store, app, pools)
 
     async def run_together() -> list[Any]:
         return await asyncio.gather(*(fast.ainvoke(query) for query in QUERIES))
@@ -116,7 +117,7 @@ def test_store_engine_applies_native_filters_of_the_store(pools: list[EnginePool
     store = chroma()
     retriever = store.as_retriever(search_kwargs={"k": 3, "filter": {"number": {"$gt": 40}}})
     expected = retriever.batch(QUERIES)
-    assert serve(store, retriever, pools).batch(QUERIES) == expected
+    assert serve_store(store, retriever, pools).batch(QUERIES) == expected
     assert all(document.metadata["number"] > 40 for documents in expected for document in documents)
 
 
@@ -127,7 +128,7 @@ def test_waiting_searches_share_a_call_of_the_store(make: Callable[[], VectorSto
     expected = run_together(app.invoke, log, QUERIES)
     assert log.calls == [1] * len(QUERIES)
     log.calls.clear()
-    fast = serve(store, app, pools, max_calls=1)
+    fast = serve_store(store, app, pools, max_calls=1)
     assert run_together(fast.invoke, log, QUERIES) == expected
     assert sum(log.calls) == len(QUERIES)
     assert len(log.calls) < len(QUERIES) / 2
@@ -136,7 +137,7 @@ def test_waiting_searches_share_a_call_of_the_store(make: Callable[[], VectorSto
 @pytest.mark.parametrize("make", [chroma, qdrant])
 def test_shared_call_gives_each_query_its_own_objects(make: Callable[[], VectorStore], pools: list[EnginePool]) -> None:
     store = make()
-    log, fast = client_log(store), serve(store, store.as_retriever(), pools, max_calls=1)
+    log, fast = client_log(store), serve_store(store, store.as_retriever(), pools, max_calls=1)
     results = run_together(fast.invoke, log, ["what of lambda?"] * 4)
     assert len(log.calls) < 4
     assert sum(log.calls) == 4
@@ -149,7 +150,7 @@ def test_equal_searches_of_a_read_only_store_are_made_once(pools: list[EnginePoo
     log, retriever = client_log(store), store.as_retriever()
     expected = retriever.invoke("what of lambda?")
     log.calls.clear()
-    fast = serve(store, retriever, pools, max_calls=1, read_only=True)
+    fast = serve_store(store, retriever, pools, max_calls=1, read_only=True)
     results = run_together(fast.invoke, log, ["what of lambda?"] * 4)
     assert results == [expected] * 4
     assert sum(log.calls) < 4
@@ -165,7 +166,7 @@ def test_searches_with_other_arguments_are_not_merged(pools: list[EnginePool]) -
     queries = [(number % 2, "what of lambda?") for number in range(4)]
     expected = [app.invoke(query) for query in queries[:1]]
     log.calls.clear()
-    fast = serve(store, app, pools, max_calls=1)
+    fast = serve_store(store, app, pools, max_calls=1)
     outcomes = run_together(fast.invoke, log, queries)
     assert outcomes[1] == expected[0]
     assert max(log.calls) <= 2
@@ -184,7 +185,7 @@ def test_search_after_a_write_finds_the_new_text(
         return query
 
     app = RunnableLambda(write) | retriever | RunnableLambda(lambda documents: documents[0].page_content)
-    fast = serve(store, app, pools, read_only=read_only)
+    fast = serve_store(store, app, pools, read_only=read_only)
     for number in range(3):
         query = f"zebra{number} zebra{number}"
         assert fast.invoke(query) == f"New: {query}"
@@ -201,7 +202,7 @@ def test_equal_searches_around_a_write_are_both_made(make: Callable[[], VectorSt
         after = retriever.invoke(query)
         return [one.page_content for one in (*before, *after)]
 
-    fast = serve(store, RunnableLambda(answer), pools)
+    fast = serve_store(store, RunnableLambda(answer), pools)
     before, after = fast.invoke("zebra stripes")
     assert before != after
     assert after == "Copy of zebra stripes"
@@ -214,7 +215,7 @@ def test_store_engine_raises_the_errors_of_the_store(make: Callable[[], VectorSt
     retriever = store.as_retriever(search_kwargs={"k": "many"})
     with pytest.raises(Exception) as original:
         retriever.invoke("what of lambda?")
-    fast = serve(store, retriever, pools)
+    fast = serve_store(store, retriever, pools)
     with pytest.raises(type(original.value)) as error:
         fast.invoke("what of lambda?")
     assert str(error.value) == str(original.value)
@@ -228,7 +229,7 @@ def test_failing_search_does_not_fail_searches_of_the_same_call(pools: list[Engi
     good, bad = store.as_retriever(), store.as_retriever(search_kwargs={"filter": "no filter"})
     app = RunnableLambda(lambda query: described((bad if query == QUERIES[0] else good).invoke(query)))
     expected = [described(good.invoke(query)) for query in QUERIES[1:]]
-    fast = serve(store, app, pools, max_calls=1)
+    fast = serve_store(store, app, pools, max_calls=1)
     outcomes = run_together(fast.invoke, log, QUERIES)
     assert isinstance(outcomes[0], Exception)
     assert outcomes[1:] == expected
@@ -243,7 +244,7 @@ def test_retriever_with_overridden_search_returns_the_same_documents(pools: list
     store = plain()
     retriever = Shouting(vectorstore=store)
     expected = retriever.invoke(QUERIES[0])
-    assert serve(store, retriever, pools).invoke(QUERIES[0]) == expected
+    assert serve_store(store, retriever, pools).invoke(QUERIES[0]) == expected
 
 
 def test_store_with_async_searches_is_searched_on_the_callers_loop(pools: list[EnginePool]) -> None:
@@ -257,7 +258,7 @@ def test_store_with_async_searches_is_searched_on_the_callers_loop(pools: list[E
     store = AsyncStore(Words())
     store.add_texts(TEXTS)
     expected = store.as_retriever().invoke(QUERIES[0])
-    fast = serve(store, store.as_retriever(), pools)
+    fast = serve_store(store, store.as_retriever(), pools)
     assert asyncio.run(fast.ainvoke(QUERIES[0])) == expected
     assert threads == [threading.current_thread().name]
 
@@ -272,7 +273,7 @@ def test_client_whose_search_was_replaced_is_called_by_its_store(pools: list[Eng
         return search(**kwargs)
 
     store._client.query_points = replaced
-    fast = serve(store, store.as_retriever(), pools, max_calls=1)
+    fast = serve_store(store, store.as_retriever(), pools, max_calls=1)
     fast.batch(QUERIES)
     assert len(queries) == len(QUERIES)
 
@@ -286,7 +287,7 @@ def test_search_after_pool_closes_is_made_by_the_store(pools: list[EnginePool]) 
         pools[-1].close()
         return retriever.invoke(query)
 
-    assert serve(store, RunnableLambda(answer), pools).invoke(QUERIES[0]) == expected
+    assert serve_store(store, RunnableLambda(answer), pools).invoke(QUERIES[0]) == expected
 
 
 def test_prefetched_searches_are_made_once(pools: list[EnginePool]) -> None:
@@ -300,7 +301,7 @@ def test_prefetched_searches_are_made_once(pools: list[EnginePool]) -> None:
 
     expected = answer(QUERIES[0])
     log.calls.clear()
-    assert serve(store, RunnableLambda(answer), pools).invoke(QUERIES[0]) == expected
+    assert serve_store(store, RunnableLambda(answer), pools).invoke(QUERIES[0]) == expected
     assert log.calls == [1, 1]
 
 
@@ -326,7 +327,7 @@ def test_search_whose_query_is_ready_does_not_overtake_a_write(
 
     search = itemgetter("question") | retriever | RunnableLambda(lambda documents: documents[0].page_content)
     app = RunnablePassthrough.assign(ids=RunnableLambda(write)) | RunnablePassthrough.assign(text=search)
-    fast = serve(store, app, pools)
+    fast = serve_store(store, app, pools)
     for number in range(3):
         question = f"zebra{number} zebra{number}"
         assert fast.invoke({"question": question, "text": f"New: {question}"})["text"] == f"New: {question}"
@@ -357,7 +358,7 @@ def test_store_engine_sends_the_events_of_the_original(
 ) -> None:
     store = make()
     app = store.as_retriever(search_kwargs={"k": k}) | RunnableLambda(described)
-    fast = serve(store, app, pools)
+    fast = serve_store(store, app, pools)
     events: list[list[Any]] = []
     for runnable in (app, fast):
         listener = Listener()

@@ -14,7 +14,7 @@ from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRan
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from support.embedding_stub import EmbeddingStub, embedding_stub, score_of
+from support.embedding_stub import EmbeddingStub, embedding_stub, reranking_pool, score_of
 
 from teola_plugin import accelerate
 from teola_plugin.engines import RerankingServer
@@ -41,8 +41,8 @@ def stub() -> Iterator[EmbeddingStub]:
 
 @pytest.fixture
 def pool(stub: EmbeddingStub) -> Iterator[EnginePool]:
-    with EnginePool.local([RerankingServer(base_url=f"{stub.url}/v2", model="m", api_key="mine")]) as engines:
-        yield engines
+    with reranking_pool(stub) as pool:
+        yield pool
 
 
 def reranker(stub: EmbeddingStub, **options: Any) -> Any:

@@ -20,7 +20,18 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from support.store_clients import IDS, METADATA, QUERIES, TEXTS, ClientLog, Score, run_together, vector_of
+from support.store_clients import (
+    IDS,
+    METADATA,
+    QUERIES,
+    TEXTS,
+    ClientLog,
+    Score,
+    closed_pools,
+    run_together,
+    serve_store,
+    vector_of,
+)
 
 import teola_plugin
 from teola_plugin import EnginePool, accelerate
@@ -75,17 +86,8 @@ def client_log(store: Any) -> ClientLog:
 
 @pytest.fixture
 def pools() -> Iterator[list[EnginePool]]:
-    """Return a list of pools that are closed after the test."""
-    opened: list[EnginePool] = []
-    yield opened
-    for pool in opened:
-        pool.close()
-
-
-def serve(store: Any, app: Any, pools: list[EnginePool], **options: Any) -> Any:
-    """Return the app with its store on an engine."""
-    pools.append(EnginePool.local(store=VectorStoreEngine("store", store, **options)).start())
-    return accelerate(app, pool=pools[-1], bind=[(store, "store")])
+    with closed_pools() as pools:
+        yield pools
 
 
 def described(nodes: list[NodeWithScore]) -> list[tuple[Any, ...]]:
@@ -106,7 +108,7 @@ def test_store_engine_returns_the_nodes_of_the_original(
     store = make()
     retriever = index_over(store).as_retriever(**options)
     expected = [described(retriever.retrieve(query)) for query in QUERIES]
-    fast = serve(store, retriever, pools)
+    fast = serve_store(store, retriever, pools)
     assert [described(fast.retrieve(query)) for query in QUERIES] == expected
     assert all(nodes for nodes in expected)
 
@@ -114,7 +116,7 @@ def test_store_engine_returns_the_nodes_of_the_original(
 @all_stores
 def test_searches_go_through_the_engine(make: Callable[[], Any], pools: list[EnginePool]) -> None:
     store = make()
-    fast = serve(store, index_over(store).as_retriever(), pools)
+    fast = serve_store(store, index_over(store).as_retriever(), pools)
     fast.retrieve(QUERIES[0])
     assert [span.engine for span in fast.last_trace().spans] == ["store"]
 
@@ -127,7 +129,7 @@ def test_waiting_searches_share_a_call_of_the_store(make: Callable[[], Any], poo
     expected = [described(nodes) for nodes in run_together(retriever.retrieve, log, QUERIES)]
     assert log.calls == [1] * len(QUERIES)
     log.calls.clear()
-    fast = serve(store, retriever, pools, max_calls=1)
+    fast = serve_store(store, retriever, pools, max_calls=1)
     assert [described(nodes) for nodes in run_together(fast.retrieve, log, QUERIES)] == expected
     assert sum(log.calls) == len(QUERIES)
     assert len(log.calls) < len(QUERIES) / 2
@@ -138,7 +140,7 @@ def test_shared_call_gives_each_query_its_own_objects(make: Callable[[], Any], p
     store = make()
     retriever = index_over(store).as_retriever()
     log = client_log(store)
-    fast = serve(store, retriever, pools, max_calls=1)
+    fast = serve_store(store, retriever, pools, max_calls=1)
     results = run_together(fast.retrieve, log, ["what of lambda?"] * 4)
     assert len(log.calls) < 4
     assert sum(log.calls) == 4
@@ -152,7 +154,7 @@ def test_equal_searches_of_a_read_only_store_are_made_once(pools: list[EnginePoo
     log = client_log(store)
     expected = described(retriever.retrieve("what of lambda?"))
     log.calls.clear()
-    fast = serve(store, retriever, pools, max_calls=1, read_only=True)
+    fast = serve_store(store, retriever, pools, max_calls=1, read_only=True)
     results = run_together(fast.retrieve, log, ["what of lambda?"] * 4)
     assert [described(nodes) for nodes in results] == [expected] * 4
     assert sum(log.calls) < 4
@@ -175,7 +177,7 @@ def test_searches_with_other_filters_are_not_merged(pools: list[EnginePool]) -> 
 
     expected = [asyncio.run(run(Flow(), filters)) for filters in (True, False)]
     log.calls.clear()
-    fast = serve(store, Flow(), pools, max_calls=1)
+    fast = serve_store(store, Flow(), pools, max_calls=1)
     outcomes = run_together(lambda filters: asyncio.run(run(fast, filters)), log, [True, False] * 3)
     assert outcomes == expected * 3
     assert sum(log.calls) == 6
@@ -195,7 +197,7 @@ def test_async_queries_give_the_nodes_of_the_original(
         return [str(one) if isinstance(one, BaseException) else described(one) for one in results]
 
     expected = asyncio.run(outcomes(retriever))
-    assert asyncio.run(outcomes(serve(store, retriever, pools, read_only=read_only))) == expected
+    assert asyncio.run(outcomes(serve_store(store, retriever, pools, read_only=read_only))) == expected
 
 
 def test_async_client_of_qdrant_is_called_on_the_callers_loop(pools: list[EnginePool]) -> None:
@@ -211,7 +213,7 @@ def test_async_client_of_qdrant_is_called_on_the_callers_loop(pools: list[Engine
     async def compare() -> None:
         await index.ainsert_nodes([node(*one) for one in zip(TEXTS, METADATA, IDS, strict=True)])
         expected = await outcomes(index.as_retriever())
-        fast = serve(store, index.as_retriever(), pools)
+        fast = serve_store(store, index.as_retriever(), pools)
         assert await outcomes(fast) == expected
 
     asyncio.run(compare())
@@ -221,7 +223,7 @@ def test_async_client_of_qdrant_is_called_on_the_callers_loop(pools: list[Engine
 def test_sync_store_leaves_the_loop_only_if_read_only(read_only: bool, pools: list[EnginePool]) -> None:
     store = chroma()
     retriever = index_over(store).as_retriever(similarity_top_k=1)
-    fast = serve(store, retriever, pools, read_only=read_only, max_calls=1)
+    fast = serve_store(store, retriever, pools, read_only=read_only, max_calls=1)
     log = client_log(store)
 
     async def count_calls() -> list[int]:
@@ -243,7 +245,7 @@ def test_async_search_keeps_its_order_with_writes_of_other_tasks(
         pytest.skip("it has async code, and no async client here")
     index = index_over(store)
     retriever = index.as_retriever(similarity_top_k=1)
-    fast = serve(store, retriever, pools)
+    fast = serve_store(store, retriever, pools)
 
     async def search_and_write(app: Any, number: int) -> list[Any]:
         query = f"zebra{number} zebra{number}"
@@ -283,7 +285,7 @@ def test_search_after_a_write_finds_the_new_text(
     async def run(app: Any, text: str) -> Any:
         return await app.run(text=text)
 
-    fast = serve(store, Flow(), pools, read_only=read_only)
+    fast = serve_store(store, Flow(), pools, read_only=read_only)
     for number in range(3):
         text = f"zebra{number} zebra{number}"
         before, after = asyncio.run(run(fast, text))
@@ -298,7 +300,7 @@ def test_store_engine_raises_the_errors_of_the_store(make: Callable[[], Any], po
     retriever = index_over(store).as_retriever(similarity_top_k="many")
     with pytest.raises(Exception) as original:
         retriever.retrieve(QUERIES[0])
-    fast = serve(store, retriever, pools)
+    fast = serve_store(store, retriever, pools)
     with pytest.raises(type(original.value)) as error:
         fast.retrieve(QUERIES[0])
     assert str(error.value) == str(original.value)
@@ -327,7 +329,7 @@ def test_store_engine_sends_the_events_of_the_original(
 
     first, second = Recorder(), Recorder()
     expected = hear(engine(first), first)
-    assert hear(serve(store, engine(second), pools), second) == expected
+    assert hear(serve_store(store, engine(second), pools), second) == expected
     assert expected[1]
     assert expected[3]
 
@@ -342,7 +344,7 @@ def test_each_query_of_a_fusion_is_made_once(make: Callable[[], Any], pools: lis
     expected = described(fusion.retrieve(QUERIES[0]))
     assert log.calls == [1, 1, 1]
     log.calls.clear()
-    fast = serve(store, fusion, pools)
+    fast = serve_store(store, fusion, pools)
     assert described(fast.retrieve(QUERIES[0])) == expected
     assert sum(log.calls) == 3
 
@@ -356,7 +358,7 @@ def test_hybrid_searches_return_the_nodes_of_the_store(pools: list[EnginePool]) 
     for options in ({"vector_store_query_mode": "hybrid", "sparse_top_k": 3}, {"vector_store_query_mode": "default"}):
         retriever = index.as_retriever(similarity_top_k=2, **options)
         expected = [described(retriever.retrieve(query)) for query in QUERIES]
-        fast = serve(store, retriever, pools)
+        fast = serve_store(store, retriever, pools)
         assert [described(fast.retrieve(query)) for query in QUERIES] == expected
 
 
@@ -386,7 +388,7 @@ def test_client_whose_search_was_replaced_is_called_by_its_store(pools: list[Eng
         return search(**kwargs)
 
     store.client.query_points = replaced
-    fast = serve(store, retriever, pools, max_calls=1)
+    fast = serve_store(store, retriever, pools, max_calls=1)
     for query in QUERIES:
         fast.retrieve(query)
     assert len(queries) == len(QUERIES)
@@ -400,7 +402,7 @@ def test_store_that_searches_itself_does_not_deadlock(pools: list[EnginePool]) -
     store = NestedStore()
     retriever = index_over(store).as_retriever()
     expected = described(retriever.retrieve(QUERIES[0]))
-    assert described(serve(store, retriever, pools, max_calls=1).retrieve(QUERIES[0])) == expected
+    assert described(serve_store(store, retriever, pools, max_calls=1).retrieve(QUERIES[0])) == expected
 
 
 def test_store_searches_itself_with_pool_on_the_callers_loop() -> None:
@@ -430,7 +432,7 @@ def test_search_after_pool_closes_is_made_by_the_store(pools: list[EnginePool]) 
     async def run(app: Any) -> Any:
         return await app.run()
 
-    assert asyncio.run(run(serve(store, Flow(), pools))) == expected
+    assert asyncio.run(run(serve_store(store, Flow(), pools))) == expected
 
 
 def test_uninstalled_store_searches_by_itself(pools: list[EnginePool]) -> None:
@@ -444,7 +446,7 @@ def test_uninstalled_store_searches_by_itself(pools: list[EnginePool]) -> None:
 
     store = NotingStore()
     retriever = index_over(store).as_retriever()
-    fast = serve(store, retriever, pools)
+    fast = serve_store(store, retriever, pools)
     fast.retrieve(QUERIES[0])
     retriever.retrieve(QUERIES[0])
     teola_plugin.uninstall()
