@@ -105,7 +105,7 @@ def test_uploads_of_two_apps_are_separate(name: str, pool: EnginePool) -> None:
 
 
 def test_mail_tool_runs_once_for_each_call(pool: EnginePool) -> None:
-    """Not read-only: never early, never twice, whatever runs ahead."""
+    """The tool is not read-only, so it never starts early and never runs twice."""
     app, sent = app_of("agent"), 0
     fast = accelerate(app.make(pool, proxy="llm"))
     for n in range(12):

@@ -410,7 +410,7 @@ def paired(way: str, *seconds: float) -> list[TimedRun]:
 
 
 def test_ratio_of_pairs_ignores_drift() -> None:
-    """Of pairs: what drifts from round to round hits both, and does not count."""
+    """Drift from round to round changes both runs of a pair, and does not count."""
     drift = [1.0, 2.0, 4.0, 8.0, 3.0, 5.0, 7.0, 6.0]
     runs = [*paired(SYNC, *drift), *paired(FAST_SYNC, *(one / 2 for one in drift))]
     found = time_ratio(runs, SYNC, FAST_SYNC)
@@ -422,7 +422,7 @@ def test_ratio_of_pairs_ignores_drift() -> None:
 
 
 def test_noisy_or_few_runs_give_no_verdict() -> None:
-    """It printed 2.17 of an object without any gain: one cold run, or two."""
+    """An earlier version printed 2.17 for an object without any gain, after one or two cold runs."""
     even, cold = [1.0] * 8, [5.0, 4.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]
     for plain, fast in ((cold, even), (even, cold), (even, even), (cold[:5], even[:5]), ([3.0] * 5, [1.0] * 5)):
         runs = [*paired(SYNC, *plain), *paired(FAST_SYNC, *fast)]

@@ -290,7 +290,10 @@ def test_report_suggests_no_binding_without_an_engine(app: str, capfd: pytest.Ca
 def test_one_time_costs_are_paid_before_the_timed_runs(
     app: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said 2 and more here, whoever came first: the first call of each input takes 200 ms, all others none."""
+    """An earlier version printed a ratio of 2 and more here.
+
+    The first call of each input takes 200 ms, the others none.
+    """
     inputs(*(f'{{"question": "{i}"}}' for i in range(4)))
     before, as_ever = list[int](), measure.warm_up
 

@@ -120,7 +120,7 @@ def test_speed_ratio_is_written_in_words() -> None:
 
 
 def test_trace_page_shows_medians_of_the_runs(tmp_path: Path) -> None:
-    """Not the last run: that was slow, once."""
+    """The page does not show the last run, which is a slow one here."""
 
     def runs(one: QueryTrace, *seconds: float) -> tuple[TracedRun, ...]:
         return tuple(TracedRun("That.", took, replace(one, ended=took)) for took in seconds)
@@ -159,7 +159,7 @@ def test_chain_runs_equally_often_on_the_stock_engine() -> None:
 
 
 def test_traces_of_bound_original_show_the_engines() -> None:
-    """They are what the bound and the savings are calculated from."""
+    """The bound and the savings are computed from these traces."""
     model = FakeListChatModel(responses=["That."])
     with EnginePool.local(fake_engines()) as pool:
         case = run_case("one", model, "What?", pool, lambda: None, repeats=2, bind=[(model, "llm")])

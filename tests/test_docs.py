@@ -167,7 +167,7 @@ def test_no_gain_page_explains_every_reason_with_a_fix() -> None:
 
 
 def test_documents_besides_the_reference_can_be_read() -> None:
-    """All pages of `docs` together have at most 25,000 words, those of the reference apart."""
+    """The pages of `docs` besides the reference have at most 25,000 words together."""
     pages = [
         path for path in (ROOT / "docs").glob("*.md") if not path.name.startswith(("reference-", "compatibility-"))
     ]

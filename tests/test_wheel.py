@@ -333,7 +333,7 @@ STARTS = {
 
 @pytest.mark.parametrize("code", STARTS)
 def test_pool_names_its_missing_extra(bare: Path, tmp_path: Path, code: str) -> None:
-    """As an error of this package, of one line, before anything hangs or is tried again."""
+    """The error is one of this package, has one line, and comes before anything hangs or is tried again."""
     program = f"""
 from teola_plugin import EnginePool, TeolaError
 from teola_plugin.engines import *

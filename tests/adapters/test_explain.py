@@ -98,7 +98,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_explain_gives_no_figure_before_a_measurement() -> None:
-    """It said `ratio 1.50 (by the engines' profiles)`, or 1.00, of models that nobody had measured."""
+    """An earlier version printed a ratio from the engines' profiles for models that were never measured."""
     fast = accelerate(three(Hosted()))
     assert lines(fast.explain(QUESTION)) == [
         "9 parts: 9 optimized",
@@ -121,7 +121,7 @@ def ratio_of(line: str) -> float:
 
 
 def test_explain_gives_the_measured_speed_up() -> None:
-    """Of the last call, and the plain object's time is as it says: in virtual time, 3 calls in the time of 2."""
+    """The speed-up is that of the last call. In virtual time, 3 calls take the time of 2."""
 
     async def measured() -> tuple[float, float, str]:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
@@ -134,7 +134,7 @@ def test_explain_gives_the_measured_speed_up() -> None:
 
 
 def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
-    """Its calls one after the other, against all of the last call, as its trace has both."""
+    """The speed-up compares the sum of all calls with the time of the last query, both from its trace."""
     fast = accelerate(three(Hosted(seconds=0.2)))
     fast.invoke(QUESTION)
     trace = fast.last_trace()
@@ -149,7 +149,7 @@ def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
 
 
 def test_explain_expects_no_gain_for_a_sync_model() -> None:
-    """What has no async code is asked once at a time, so nothing is sooner, and nothing says so."""
+    """A model without async code gets one call at a time, so that nothing gets faster."""
     fast = accelerate(three(Slow()))
     fast.invoke(QUESTION)
     assert lines(fast.explain(QUESTION))[1:] == [
@@ -160,7 +160,7 @@ def test_explain_expects_no_gain_for_a_sync_model() -> None:
 
 
 def test_explain_gives_no_figure_for_answers_of_unknown_length() -> None:
-    """By profiles it was `as written 2.857 s, now 2.885 s, ratio 0.99`; it is 1.04 of 1.0 s."""
+    """An earlier version predicted a ratio of 0.99 from profiles. The real one is 1.04."""
 
     async def measured() -> tuple[list[str], float, float, str]:
         async with EnginePool.on_this_loop(fake_engines(rtx3090())) as pool:
@@ -323,7 +323,7 @@ def side_by_side(*seconds: float) -> tuple[Graph, QueryTrace]:
 
 
 def test_slower_call_is_described_as_slower() -> None:
-    """It said `0.67 times faster`."""
+    """An earlier version printed `0.67 times faster`."""
     graph, trace = side_by_side(1.0, 2.0)
 
     assert seconds_saved(trace, graph) == -1.0

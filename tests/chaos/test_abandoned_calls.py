@@ -191,7 +191,7 @@ WAYS: dict[str, Callable[[Any, Any], object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ctrl_c_ends_a_sync_call_and_its_requests(world: World, way: str) -> None:
-    """As soon as with the plain object, which waits for threads that it has begun."""
+    """The call ends as soon as the original's, which waits for the threads that it has started."""
     plain = interrupted(lambda: WAYS[way](world.plain, {"word": "x"}))
     world.settled(3 * SECONDS)
     assert interrupted(lambda: WAYS[way](world.fast, {"word": "x"})) < plain + 1.0
@@ -266,7 +266,7 @@ def test_timed_out_call_ends_its_requests(world: World) -> None:
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_closing_the_loop_during_a_call_ends_its_requests(world: World) -> None:
-    """What nobody should do, and notebooks do: the loop is gone, its tasks are not over."""
+    """Nobody should do this, but notebooks do: the loop is closed while its tasks still run."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

@@ -83,7 +83,7 @@ def test_object_accelerated_before_the_fork_raises_in_the_child(pool: EnginePool
 
 
 def test_code_inside_a_query_may_fork(pool: EnginePool) -> None:
-    """Its child must not wait for the query, which goes on in the parent alone."""
+    """The child must not wait for the query, which goes on in the parent alone."""
     model = ChatTeola(pool=pool)
 
     def forks(given: Any) -> str:
@@ -109,7 +109,7 @@ def test_exit_of_a_child_leaves_the_engines_running(pool: EnginePool, exits: boo
 
 
 def test_workers_start_their_own_pools() -> None:
-    """As with gunicorn's preloading: made in the parent, started by the first request of each worker."""
+    """With gunicorn's preloading, pools are created in the parent and started by the first request of each worker."""
     pool = EnginePool.local(fake_engines())
 
     def worker() -> str:

@@ -136,7 +136,7 @@ def end(address: str, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("newer", [False, True], ids=["v1", "v2"])
 def test_deployment_waits_for_an_autoscaling_cluster(newer: bool, tmp_path: Path) -> None:
-    """With Ray's own autoscaler, whose provider of nodes starts processes of this machine."""
+    """The cluster has Ray's own autoscaler, which starts nodes as processes of this machine."""
     from support.growing_cluster import growing_cluster
 
     lines: list[str] = []

@@ -134,7 +134,7 @@ async def test_concurrent_takers_are_served_in_turn() -> None:
 
 
 async def test_pending_pieces_of_a_stream_are_merged() -> None:
-    """Of two streams that nobody hears of, each keeps one text, whatever comes between."""
+    """Each of two streams without a reader keeps one text, whatever comes between."""
     outbox = Outbox()
     for n in range(1000):
         for name in "ab":

@@ -98,7 +98,7 @@ def answer(pool: EnginePool) -> str:
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_frozen_client_does_not_block_other_clients(pool: EnginePool, ray_address: str, how: signal.Signals) -> None:
-    """It is stopped while its answers stream; when it goes on, it has them all."""
+    """A client is stopped while its answers stream. When it continues, it gets all of them."""
     expected = answer(pool)
     command = [sys.executable, "-c", BUSY, ray_address, POOL]
     busy = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
@@ -123,7 +123,7 @@ def test_frozen_client_does_not_block_other_clients(pool: EnginePool, ray_addres
 
 
 def test_invalid_unicode_does_not_block_other_requests(pool: EnginePool) -> None:
-    """Its host cannot route it by its blocks. It ends by itself, and whoever comes after it has an answer."""
+    """The host cannot route such a request by its blocks. It fails alone, and later requests are answered."""
     odd, after = submit(pool, "half a pair: \ud800", "routed"), submit(pool, "a whole one", "routed")
     assert after.result(10)[0].text
     with contextlib.suppress(EngineError):

@@ -127,7 +127,7 @@ def test_engine_computes_on_the_gpu_assigned_by_ray(ray_address: str, carried: N
 
 @pytest.mark.models
 def test_engine_computes_on_half_a_gpu(ray_address: str) -> None:
-    """Without one that torch can use, it is said; the CPU is not taken instead."""
+    """If torch has no usable GPU, the engine reports that, and does not use the CPU instead."""
     torch = pytest.importorskip("torch")
     config = PoolConfig.model_validate({"name": "half", "engines": {"embedder": {"kind": "embedding", "gpus": 0.5}}})
     if not torch.cuda.is_available():

@@ -143,7 +143,7 @@ def test_rejected_token_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_node_that_cannot_be_limited_to_loopback_raises() -> None:
-    """What it does otherwise is in `test_tokens`, with Ray's own settings."""
+    """`test_tokens` covers the other cases, with Ray's own settings."""
     with pytest.raises(AttributeError):
         shim.stay_on_loopback(SimpleNamespace(), True)
     assert shim.START_HOOK not in os.environ

@@ -69,7 +69,10 @@ async def test_request_context_of_a_follower_reaches_its_host(monkeypatch: pytes
 
 
 async def test_adopted_follower_gets_its_changed_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were announced with the primitive before it; its host hears of the change when the graph comes to it."""
+    """Followers are announced with the primitive before them.
+
+    Their host gets the change when the graph reaches them.
+    """
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(never())
         port = await cluster.port("embedder")
@@ -180,7 +183,7 @@ class OfForeigners(FakeEmbedder):
 
 
 async def test_unreadable_answer_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client took its host for lost, greeted it and asked again, for ever."""
+    """The client used to treat its host as lost, reconnect and send the request again, for ever."""
     async with Cluster(monkeypatch) as cluster:
         host = cluster.host(OfForeigners(), ForeignHost)
         port = await cluster.port("embedder")

@@ -176,7 +176,7 @@ class _Unreadable(str):
 
 
 async def test_replica_of_shared_pool_fails_bad_requests_alone() -> None:
-    """Its host only estimates sizes: what is wrong with a payload is found where the engine is."""
+    """The host only estimates sizes. Errors in a payload are found where the engine runs."""
     from teola_plugin.cluster.host.replica_host import ReplicaHost
     from teola_plugin.cluster.wire import pack, unpack
 

@@ -118,7 +118,7 @@ def test_killed_server_starts_again_with_every_row(home: Path, kept: bool) -> No
 
 @pytest.mark.chaos
 def test_stale_pid_file_does_not_stop_the_start(home: Path) -> None:
-    """It names a process that lives, as after the restart of a container; PostgreSQL itself would refuse to start."""
+    """The file names a living process, as after the restart of a container. PostgreSQL itself would refuse to start."""
     server = EmbeddedPostgres(home, fsync=False)
     server.start()
     pid_file = home / "pgdata" / "postmaster.pid"
@@ -207,7 +207,7 @@ time.sleep(60)
 @pytest.mark.chaos
 @pytest.mark.parametrize("forked", [False, True])
 def test_killed_parent_leaves_no_process_and_no_folder(forked: bool) -> None:
-    """Not even if a forked child of it still holds the pipe to the watcher."""
+    """This holds even if a forked child of the parent still has the pipe to the watcher."""
     fork = "child = os.fork()\nif not child: time.sleep(60)\nprint(child, flush=True)\n" if forked else ""
     with parent(fork + SAY + "\ntime.sleep(60)") as process:
         assert process.stdout is not None

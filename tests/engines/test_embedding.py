@@ -177,7 +177,7 @@ def test_core_lists_are_parsed(given, cores):
 
 
 def test_short_texts_share_a_slot() -> None:
-    """So a batch holds as much work of short texts as of long ones."""
+    """A batch therefore contains as much work of short texts as of long ones."""
     sizes = [text_size(EmbedText("word " * words)) for words in (1, 50, 100, 1000)]
     assert sizes == sorted(sizes) and 0 < sizes[0] < 0.1 and 0.2 < sizes[1] < 0.4 and sizes[-1] == 1.0
     assert text_size(ScorePair("word " * 50, "word " * 50)) > sizes[1]

@@ -28,7 +28,7 @@ K = PrimitiveKind
 
 
 class VirtualConformance(EngineConformance):
-    """With the latencies of real engines, in virtual time."""
+    """The conformance suite in virtual time, on fakes with the latencies of real engines."""
 
     def run(self, work: Any) -> Any:
         return run_virtual(work)

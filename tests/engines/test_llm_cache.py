@@ -86,7 +86,7 @@ def test_evicted_blocks_are_merged_into_one_event() -> None:
 
 
 def test_shared_text_stays_known_until_both_prompts_are_evicted() -> None:
-    """They part within a block of tokens: each has a block of its own for text that both have."""
+    """The prompts part within a block of tokens, so that each has its own block for the shared text."""
     cache = Cache()
     one, two = cache.expect("abcdefgh"), cache.expect("abcdefxy")
     assert one[:3] == two[:3] and one[3] != two[3]

@@ -122,7 +122,7 @@ async def test_missing_model_raises_with_the_log_path(tmp_path: Path) -> None:
     ],
 )
 def test_no_process_survives_the_interpreter(when: str, how: str, tmp_path: Path) -> None:
-    """Also the proof that a script without a `__main__` guard works."""
+    """This also proves that a script without a `__main__` guard works."""
     command = [sys.executable, "-c", SCRIPT, str(tiny_llama.make()), when, how]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as script:

@@ -230,7 +230,7 @@ def test_too_large_requests_fail_alone_with_token_counts(session_llm: SessionLlm
 
 
 def test_output_is_cut_at_the_model_length(session_llm: SessionLlm) -> None:
-    """As in vLLM itself: the request runs, and its finish reason says that it was cut."""
+    """As in vLLM itself, the request runs, and its finish reason says that it was cut."""
     found = answer(session_llm, generate(Prompt(text=" the" * 4050), max_tokens=4096, ignore_eos=True))
     assert found.finish_reason == "length"
     assert found.prompt_tokens + found.completion_tokens == 4096

@@ -69,7 +69,7 @@ def test_every_function_of_the_vllm_shim_is_checked() -> None:
 
 
 def test_only_shims_use_private_names() -> None:
-    """Of vLLM, torch, transformers, sentence-transformers, psycopg or Ray."""
+    """This covers vLLM, torch, transformers, sentence-transformers, psycopg and Ray."""
     weights = {"teola_plugin/engines/bundled/reranker.py": ["_embeddings"]}  # the end of a weight's name
     folders = ["teola_plugin/engines", "teola_plugin/cluster", "teola_plugin/cli", "teola_plugin/pool.py"]
     assert list(map(str, touches(folders, allowed=weights))) == []
@@ -187,7 +187,7 @@ def test_proposer_attaches_only_to_a_runner_with_expected_fields() -> None:
 
 
 def test_worker_attaches_the_proposer_to_its_runner(caplog: pytest.LogCaptureFixture) -> None:
-    """As vLLM makes it: our class is one more base of a worker's."""
+    """As in vLLM, our class is an additional base of a worker's class."""
 
     class Worker:
         def __init__(self) -> None:
@@ -207,7 +207,7 @@ def test_worker_attaches_the_proposer_to_its_runner(caplog: pytest.LogCaptureFix
 
 
 def test_queue_subclasses_vllm_queue_and_orders_requests(found: Any) -> None:
-    """As `test_llm_scheduler` has it: with A of q1 running, H before B."""
+    """The order is that of `test_llm_scheduler`: with A of q1 running, H comes before B."""
     assert found["queue"] == [True, ["B", "G", "H"], ["H", "B", "G"], 0]
     assert found["extra"] == [["q1", 3, "latency"], None]
 

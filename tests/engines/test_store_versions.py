@@ -205,7 +205,7 @@ async def test_equal_versions_have_equal_rows_during_concurrent_writes(
 
 
 async def test_search_blocked_by_truncate_returns_the_version_after_it(postgres_dsn: str, collection: str) -> None:
-    """Also where the server's default is a snapshot that is older than the locks that a statement waits for."""
+    """This also holds if the server's default isolation uses a snapshot older than the locks of a statement."""
     slow = postgres_dsn + r" options='-c default_transaction_isolation=repeatable\\ read' application_name=waiter"
     waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'waiter'"
     connect = psycopg.AsyncConnection.connect
@@ -242,7 +242,7 @@ def changes(conn: psycopg.Connection[Any], oid: int) -> int:
 
 
 async def test_change_counts_are_summed_without_loss(database: str, collection: str) -> None:
-    """By engines that write and by searches, side by side, and nothing is lost or counted twice."""
+    """Engines and searches sum the counts in parallel. None is lost or counted twice."""
     async with started(database) as store:
         await write(store, collection, "a")
         place = position_of(database, collection)

@@ -115,7 +115,7 @@ async def test_cancelled_write_keeps_the_order_of_others(each_store: Any, collec
 
 @pytest.mark.postgres
 async def test_failed_row_does_not_discard_earlier_row_of_same_id(store: PgVectorEngine, collection: str) -> None:
-    """It was acknowledged, and only the one that failed was sent."""
+    """The earlier row was acknowledged, and only the failed one was sent."""
     await outcomes(store, [row(collection, "first")])
     fits, misfit = row(collection, "same", "fits"), row(collection, "same", "misfit", (1.0, 2.0, 3.0))
     done, error = await outcomes(store, [fits, misfit])

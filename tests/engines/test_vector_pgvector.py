@@ -301,7 +301,7 @@ async def test_cancelling_a_write_stops_its_statement(
 
 
 async def test_released_connections_are_not_lost(postgres_dsn: str, collection: str) -> None:
-    """Not even while others wait for one, and more are being made: a batch that is over must not cancel its task."""
+    """This holds while others wait for a connection and more are opened: a finished batch must not cancel its task."""
 
     async def look(engine: PgVectorEngine) -> None:
         for _ in range(8):

@@ -201,10 +201,10 @@ def _anonymous(events: Counter[Any]) -> Counter[str]:
 
 
 def differences(before: Seen, after: Seen, *, early: bool = True, spare: bool = False) -> dict[str, str]:
-    """By aspect, what the second call shows that the first does not.
+    """Return the differences of two calls, by aspect.
 
-    `early`: the second may have asked engines for more than it used, and for equal work once; never for writes.
-    `spare`: it may have asked the user's own models for more.
+    With `early`, the second call may have made more engine requests than it used, and equal work once, but no other
+    writes. With `spare`, it may have called the user's own models more often.
     """
     found = {}
     if before.result != after.result:
@@ -264,10 +264,10 @@ CONTROLS: tuple[tuple[int, float, tuple[str, ...]], ...] = (
 
 
 def compared(stage: Stage, program: Program) -> dict[str, str]:
-    """By aspect, what is seen of the accelerated object and not of the plain one.
+    """Return the differences between the original and the accelerated object, by aspect.
 
-    Aspects in which the plain object differs from itself at other latencies are left out. Where a model failed, or by
-    `speculate="all"`, the user's own models may have been asked for more.
+    Aspects in which the original differs from itself at other latencies are left out. After a failed model, or with
+    `speculate="all"`, the user's own models may have been called more often.
     """
     latency = Latency(program.seed)
     before = stage.see(program, latency, fast=False)

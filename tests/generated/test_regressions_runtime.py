@@ -44,7 +44,7 @@ class Changeable(FakeLLM):
 
 @pytest.mark.parametrize("early", [True, False])
 def test_different_retry_is_not_joined_to_the_streamed_text(early: bool) -> None:
-    """It fails, or what was streamed is what was said."""
+    """The request fails, or its result is the text that was streamed."""
     lead = Primitive("p", K.PREFILLING, "llm", named(text=Ref("$input")), call="ask")
     graph = Graph([lead, Primitive("d", K.DECODING, "llm", named(prefilling=Ref("p")))], Ref("d"))
     plain_only = Graph([Primitive("c", K.CALL, inputs=named(x=Ref("$input")), call="none")], Ref("c"))
@@ -68,9 +68,9 @@ def test_different_retry_is_not_joined_to_the_streamed_text(early: bool) -> None
 
 
 class AtOnce(FakeLLM):
-    """Counts how many requests it has at once."""
+    """A fake LLM that counts the requests which it has at the same time."""
 
-    now = most = 0
+    now = most_at_once = 0
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
         self.now += len(batch)
@@ -107,7 +107,7 @@ def test_max_concurrency_limits_requests_on_the_engine(way: str, most: int) -> N
 @pytest.mark.parametrize("kind", ["embed", "search", "generate", "put"])
 @pytest.mark.parametrize("early", [True, False])
 def test_cancelled_call_ends_at_any_moment(kind: str, early: bool) -> None:
-    """Also while it is being made, or compared with what was asked for early, which a deletion has made untrue."""
+    """The moment may be during the request, or during the comparison with a prefetch that a deletion made invalid."""
 
     async def run() -> None:
         async with EnginePool.on_this_loop(fakes(Latency(7))) as pool:

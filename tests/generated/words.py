@@ -104,9 +104,9 @@ Steps = Generator[Op, Any, Given | None]
 
 
 def opaque(counts: RequestCounts, gives_on: bool, work: Callable[..., Steps], *args: Any) -> RunnableLambda[Given, Any]:
-    """User code as a step of a chain; whoever looks at it sees nothing but a function.
+    """Return user code as a step of a chain, which is opaque to the tracer.
 
-    `gives_on`: its value is the state with what the work adds; otherwise what the work adds alone.
+    With `gives_on`, its value is the state with the work's result added, otherwise the result alone.
     """
 
     def ended(d: Given, found: Given | None) -> Any:
@@ -135,9 +135,9 @@ def opaque(counts: RequestCounts, gives_on: bool, work: Callable[..., Steps], *a
 
 
 def writers(world: World, names: dict[str, Any]) -> dict[str, Any]:
-    """User code that writes, reads, changes values in place and fails: steps like `does(put, "a", "text")`.
+    """Return user code that writes, reads, changes values in place and fails, for steps like `does(put, "a", "text")`.
 
-    `does` gives the state on, `did` gives what was found.
+    `does` passes on the state, and `did` passes on the result.
     """
     store, loop, aside = names["store"], world.pool.runtime.loop, world.aside
 

@@ -73,7 +73,11 @@ def fakes(latency: Latency, *, poisoned: bool = False) -> list[Engine]:
 
 
 def world_of(engines: list[Engine], aside: Aside | None = None, *, scale: float = 1.0, virtual: bool = False) -> World:
-    """`virtual`: on the running loop, else on a thread of its own. Without `aside`, one is made on the same rows."""
+    """Create a world on these engines.
+
+    With `virtual`, the pool runs on the running loop, otherwise on a thread of its own. Without `aside`, another
+    connection to the same rows is created.
+    """
     store: Any = next(engine for engine in engines if engine.name == "store")
     pool = EnginePool.on_this_loop(engines) if virtual else EnginePool.local(engines)
     world = World(pool, store, RequestCounts(), aside or FakeAside(store), scale)

@@ -102,7 +102,7 @@ def test_several_traces_share_a_scale_and_show_the_ratio() -> None:
 
 
 def test_page_shows_the_median_and_number_of_runs() -> None:
-    """Not the last: two runs of each are faster or slower than the one in the middle."""
+    """The page shows the median run, not the last one: two runs are faster or slower than it."""
     runs = [dataclasses.replace(trace(), query_id=f"q{i}", ended=100 + seconds) for i, seconds in enumerate((9, 3, 4))]
     plain = [dataclasses.replace(trace("plain", PLAIN), ended=100 + seconds) for seconds in (8.0, 6.0, 30.0)]
     page = html_page([*plain, *runs], labels=["plain"] * 3 + ["accelerated"] * 3)

@@ -149,7 +149,7 @@ def test_primitives_are_assigned_to_their_steps() -> None:
 
 
 def test_recording_a_step_costs_little() -> None:
-    """It is written down where it is told of: nothing waits for the pool's loop."""
+    """A step is recorded where it is reported, without waiting for the pool's loop."""
 
     async def run() -> tuple[int, float]:
         async with EnginePool.on_this_loop(fake_engines()) as pool:

@@ -291,7 +291,7 @@ def test_unbound_models_have_their_real_times(way: str) -> None:
 
 
 def test_unbound_call_is_one_span_if_its_end_is_late() -> None:
-    """It was shown as a prefilling, without a decoding."""
+    """An earlier version showed it as a prefilling without a decoding."""
     moments, hold = Moments(), threading.Event()
 
     class Last(Slow):
@@ -313,7 +313,7 @@ def test_unbound_call_is_one_span_if_its_end_is_late() -> None:
 
 
 def test_query_begins_at_its_call_on_a_busy_pool() -> None:
-    """What the answer waits for before the pool's own loop comes to it is in its trace."""
+    """The trace contains the wait before the pool's loop comes to the query."""
     with EnginePool.local(llm=FakeLLM()) as pool:
         model = ChatTeola(pool=pool, max_tokens=2)
         a, b = (ChatPromptTemplate.from_template(text) | model | StrOutputParser() for text in ("a {q}", "b {q}"))
@@ -327,7 +327,7 @@ def test_query_begins_at_its_call_on_a_busy_pool() -> None:
 
 
 def test_query_ends_with_its_answer_on_a_busy_pool() -> None:
-    """So does the code of the plain object whose end the pool hears of late."""
+    """Code of the original whose end the pool hears of late ends in time, too."""
     moments, hold = Moments(), threading.Event()
 
     async def planned(name: str) -> bool:

@@ -219,7 +219,7 @@ def test_refusal_of_the_server_raises_the_clients_error(own: Stock, way: str) ->
 
 
 def test_accelerated_engine_sends_no_extra_request(own: Stock, vllm_api: ApiServer) -> None:
-    """Of a server that is not declared to keep prefixes, exactly as often as the plain engine asks."""
+    """A server that is not declared to keep prefixes gets exactly as many requests as from the original."""
     engine = own.fusion()
     with EnginePool.local(llm=OpenAIServer(base_url=vllm_api.base_url, model=MODEL)) as pool:
         counts = []

@@ -169,7 +169,7 @@ class TestChatOpenAI:
     def test_several_choices_equal_the_original(
         self, pool: EnginePool, chat: Callable[..., ChatOpenAI], way: str
     ) -> None:
-        """Not as a stream: chunks of two answers come in any order, and LangChain adds them up as they come."""
+        """This excludes streams: chunks of two answers come in any order, and LangChain adds them up as they come."""
         model = chat(n=2, temperature=0.8, seed=7)
         chain = ChatPromptTemplate.from_template("{question}") | model
         plain = answer_of(chain, way, {"question": QUESTION})

@@ -129,9 +129,9 @@ def test_vllm_admits_requests_in_the_order_of_figure_7(session_llm: Any) -> None
 
 
 async def _first_pieces(engine: Any, priorities: dict[str, int]) -> list[str]:
-    """Which requests vLLM serves first when all four reach it at once, shallow ones first, with our priorities.
+    """Return the order in which vLLM serves four requests that reach it at once, with our priorities.
 
-    Each prompt fills most of one of vLLM's steps, so that they cannot all be prefilled together.
+    Shallow requests are sent first. Each prompt fills most of a step, so that they cannot be prefilled together.
     """
     from teola_plugin.requests.payloads import Piece, Request
 

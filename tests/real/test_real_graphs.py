@@ -108,7 +108,7 @@ def test_accelerated_graph_ends_in_the_original_state(name: str, kit: Kit, runne
 
 @pytest.mark.parametrize("name", ["corrective", "react"])
 def test_accelerated_graph_streams_the_original_messages(name: str, kit: Kit, runner: asyncio.Runner) -> None:
-    """By node, message by message; pieces may be cut elsewhere."""
+    """Messages are compared node by node. Pieces may be divided in other places."""
     app = APPS[name]
     plain = app.make(kit)
 

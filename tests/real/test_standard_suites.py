@@ -55,7 +55,7 @@ class TestEmbeddings(OfEmbeddings, EmbeddingsIntegrationTests): ...
 
 
 class TestVectorStore(VectorStoreIntegrationTests):
-    """With the vectors that the suite brings along: it wants scores that it knows."""
+    """LangChain's suite with the vectors that it brings, because it expects known scores."""
 
     @pytest.fixture
     def vectorstore(self, real_pool: EnginePool) -> Iterator[TeolaVectorStore]:

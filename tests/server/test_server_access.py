@@ -297,8 +297,10 @@ def test_running_requests_are_limited() -> None:
 
 
 def simulated(goal: float | None, rate: float, seconds: float = 120.0) -> tuple[float, float, int]:
-    """An engine that answers 10 queries a second, one after the other: answers per second, share within a second of
-    the goal, refused ones."""
+    """Simulate an engine that answers 10 queries a second, one after the other.
+
+    Return the answers per second, the share of them within the goal, and the number of refusals.
+    """
     clock = Clock()
     admission, free, waiting = Admission(10_000, 10**9, clock), 0.0, list[tuple[float, Ticket]]()
     within = answered = refusal_count = 0

@@ -144,7 +144,7 @@ def focused(tab: Tab) -> str:
 
 
 def test_interrupted_graph_is_resumed_by_keyboard_only(server: RunningServer, tab: Tab) -> None:
-    """From its question to its answer, and with what it was told."""
+    """The test goes from the question to the answer, and checks that the graph got the reply."""
     trying(server, tab, "asking")
     fill(tab, question="paint it")
     tab.value("document.getElementById('question').focus()")

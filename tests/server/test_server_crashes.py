@@ -149,7 +149,7 @@ def test_killed_server_with_embedded_store_loses_no_query(tmp_path: Path, open_f
 async def test_second_server_waits_until_the_first_has_ended(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first one runs is not begun again by a second one, which takes over when the first has ended."""
+    """A second server does not run again what the first one runs. It takes over when the first has ended."""
     name = f"pool {time.monotonic_ns()}"
     one, other = (store.PostgresStore(postgres_dsn, name) for _ in range(2))
     elsewhere = store.PostgresStore(postgres_dsn, f"{name} too")

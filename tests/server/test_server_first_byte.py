@@ -95,7 +95,7 @@ def test_reused_connection_times_each_request_from_its_first_byte(server: Runnin
 
 
 def test_request_without_time_left_for_its_goal_is_refused() -> None:
-    """Beside others; where nothing runs, it is tried."""
+    """It is refused if other requests run. On an idle server it is tried."""
     with running_server(EnginePool.local([slow_llm(0.01)])) as server, server.client() as http:
         body = {"model": "llm", "input": "x", "parameters": {"max_tokens": 20}}
         for id in [http.post("/v1/queries", json=body).json()["id"] for _ in range(4)]:

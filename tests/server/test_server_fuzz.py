@@ -386,7 +386,7 @@ def test_non_object_body_is_refused(http: httpx.Client, path: str, type: str, co
 
 
 def test_other_tenant_gets_no_query_or_trace() -> None:
-    """Of a hundred tries at somebody else's queries and traces, none succeeds; of ten thousand in the long run."""
+    """None of a hundred tries at another tenant's queries and traces succeeds. The long version makes ten thousand."""
     rng = random.Random(1)
     with running_server(keys=[ONE.settings, OTHER.settings]) as server, server.client(ONE.secret) as mine:
         ids = [mine.post("/v1/queries", json={"model": "llm", "input": f"secret {i}"}).json()["id"] for i in range(20)]

@@ -73,7 +73,7 @@ def test_tokens_of_outside_models_are_charged_to_the_key() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_model_bound_to_an_engine_is_counted_once(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """Its messages tell, too: by its own code, which reads what the engine has carried."""
+    """The model's messages report the usage as well, because its own code reads the engine's reply."""
     openai = pytest.importorskip("langchain_openai")
     with openai_stub.openai_stub() as stub:
         own_model = openai.ChatOpenAI(

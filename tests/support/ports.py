@@ -171,7 +171,7 @@ def port(engines: Mapping[str, Engine] | Engine, reports: PortReports, **more: A
 
 def enqueue_requests(port: EnginePort, *names: str, **fields: Any) -> list[EngineRequest]:
     """Enqueue one request for each name, each with a primitive of its own."""
-    entries = [entry(name) for name in names]
-    for entry in entries:
-        port.enqueue([entry], event(entry.primitive, **fields))
-    return entries
+    requests = [entry(name) for name in names]
+    for request in requests:
+        port.enqueue([request], event(request.primitive, **fields))
+    return requests

@@ -94,7 +94,7 @@ def test_speculative_search_gives_the_sequential_answer(kit: Kit, question: str,
 
 
 def test_answer_does_not_wait_for_an_unneeded_search(kit: Kit) -> None:
-    """It is given up, and the answer does not wait for it."""
+    """The search is abandoned."""
     kit.pool.engine("web")._profile = replace(web_search(60.0), dedicated=True)  # type: ignore[attr-defined]
     began = time.perf_counter()
     result = searched().deploy(kit.pool).run({"question": "ivy?"})
@@ -104,7 +104,7 @@ def test_answer_does_not_wait_for_an_unneeded_search(kit: Kit) -> None:
 
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
 def test_failed_speculative_search_does_not_fail_the_query(kit: Kit, question: str) -> None:
-    """Where it is wanted after all, it is made as without the guess."""
+    """If the search is needed after all, it is made as without speculation."""
     kit.pool.engine("web")._profile = replace(web_search(0.0), dedicated=True)  # type: ignore[attr-defined]
     kit.fails = 1
     result = searched().deploy(kit.pool).run({"question": question})
@@ -194,7 +194,7 @@ def test_searches_of_both_arms_start_before_the_choice(kit: Kit) -> None:
 
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])
 def test_arm_that_writes_starts_only_when_taken(kit: Kit, question: str) -> None:
-    """Of one way only: nothing of it begins before it is taken."""
+    """A branch with side effects must not start before it is taken."""
     written = Indexing("rows") >> Searching("kept", k=1)
     app = judged(Branch("found", condition="needed", then=WebSearch("web"), otherwise=written)).deploy(kit.pool)
     result = app.run({"question": question, "documents": ["Ivy climbs."]})

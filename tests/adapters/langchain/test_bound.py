@@ -105,7 +105,7 @@ def message_fields(message: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke"])
 def test_bound_openai_model_keeps_its_class_and_requests(openai_pool: EnginePool, stub: OpenAIStub, way: str) -> None:
-    """What the server is asked for and what the caller gets is what it would be without a pool."""
+    """The server gets the requests, and the caller the results, that they would get without a pool."""
     mine = chat(stub)
     made = openai_pool.bound(mine, "llm")
     assert isinstance(made, ChatOpenAI) and type(made).__name__ == "ChatOpenAI" and made.model_name == mine.model_name
@@ -262,7 +262,7 @@ def test_bound_model_sends_the_callbacks_of_the_original(fakes: EnginePool) -> N
 
 
 def test_bound_model_in_user_code_joins_the_query(fakes: EnginePool) -> None:
-    """That is what it is for: a function asks, out of the reach of `bind=`."""
+    """A function calls a model that `bind=` cannot reach. `bound` is made for this case."""
     model = fakes.bound(Provider(), "llm")
     fast = accelerate(RunnableLambda(lambda text: model.invoke(text)) | StrOutputParser(), pool=fakes)
     assert fast.invoke(QUESTION) == model.invoke(QUESTION).content

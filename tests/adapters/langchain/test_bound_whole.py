@@ -132,7 +132,7 @@ def test_bound_model_outside_the_accelerated_chain_skips_the_engine(fakes: Engin
 
 
 def test_overridden_invoke_of_a_bound_model_still_runs(fakes: EnginePool) -> None:
-    """What the user's class does above its provider method is done."""
+    """Code of the user's class above its provider method runs."""
 
     class Polite(Chat):
         def invoke(self, input: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,7 +216,7 @@ def test_bound_class_routes_all_its_instances_to_the_engine(fakes: EnginePool) -
 
 
 def test_subclass_of_a_bound_class_defined_later_uses_the_engine(fakes: EnginePool) -> None:
-    """As one that a node imports; from the call after on."""
+    """A node may import such a class. The engine serves it from the next call on."""
     classes: list[Any] = []
     ledger = Ledger()
     chain = RunnableLambda(lambda value: classes[0](ledger=ledger).invoke(value["question"]).content)

@@ -58,7 +58,7 @@ def test_equal_generation_requests_stay_separate(llm_pool: Any, llm: Any, option
 
 
 def test_message_formatted_into_a_prompt_includes_its_run_id(llm_pool: Any, llm: Any) -> None:
-    """So two plain runs differ, too; what was made ahead from another id is not taken."""
+    """Two runs of the original differ, too. A call prefetched with another id is not claimed."""
     model = ChatTeola(pool=llm_pool)
     draft = ChatPromptTemplate.from_template("Draft {question}") | model
     chain = RunnablePassthrough.assign(draft=draft) | ChatPromptTemplate.from_template("Better: {draft}") | model

@@ -143,7 +143,7 @@ def test_map_reduce_of_anthropic_client_overlaps_without_concurrent_option() -> 
 
 
 def test_listed_thread_safe_classes_exist_if_installed() -> None:
-    """No name is misspelt."""
+    """The names in the list are spelled right."""
     import importlib
 
     for name in LISTED:

@@ -124,7 +124,7 @@ async def test_failing_listener_is_logged_and_the_call_succeeds(
 
 @pytest.mark.parametrize("live", [False, True])
 async def test_listener_gets_nothing_without_live_query_or_tools(model: Any, llm_pool: EnginePool, live: bool) -> None:
-    """Not outside of live queries, not to models without tools, not where the agent has no ear for it."""
+    """A listener gets nothing outside queries, from models without tools, and from agents without listeners."""
     listener = Listener()
     with listening(llm_pool, listener, live=False):
         model.invoke("hi")

@@ -109,7 +109,7 @@ def test_accelerated_bound_model_keeps_its_class(fakes: EnginePool) -> None:
 
 
 def test_call_with_arguments_sends_one_request(llm_pool: EnginePool, llm: ScriptedLLM) -> None:
-    """No early call without them."""
+    """A call with arguments must not be prefetched without them."""
     fast = accelerate(ChatTeola(pool=llm_pool))
     fast.invoke(QUESTION, stop=["x"], max_tokens=3)
     fast.bind(max_tokens=4).invoke(QUESTION)

@@ -263,7 +263,7 @@ def test_usage_of_a_claimed_call_is_counted_once() -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 def test_claimed_call_has_tags_of_a_custom_callback_manager(way: str) -> None:
-    """It brings tags and metadata that no config tells of."""
+    """The manager brings tags and metadata that no config contains."""
 
     def seen(make: Any) -> list[str]:
         handler = Everything()
@@ -291,7 +291,7 @@ def test_collect_runs_gets_runs_below_a_claimed_call() -> None:
 
 
 def test_response_cache_turns_off_prefetching() -> None:
-    """Of two equal calls the second comes from the cache; made at once they would be two."""
+    """The second of two equal calls comes from the cache. Started together, they would be two requests."""
     ledger = Ledger(jitter=0.004)
     same = Chat(ledger=ledger)
     fast = accelerate(RunnablePassthrough.assign(a=ask("{question}", same)).assign(b=ask("{question}", same)))

@@ -172,7 +172,7 @@ def test_engines_auto_serves_a_cross_encoder(embeddings: Any) -> None:
 
 @pytest.mark.models
 def test_served_store_allows_concurrent_searches(embeddings: Any) -> None:
-    """As those of the plain one, whose embeddings take one call at a time, may where the user says so."""
+    """The embeddings of a store take one call at a time, unless the user allows more."""
     from langchain_community.vectorstores import FAISS
 
     retriever = FAISS.from_texts(FACTS, embeddings).as_retriever()

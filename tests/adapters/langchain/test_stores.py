@@ -115,7 +115,10 @@ def test_large_store_gives_the_result_of_the_original(pool: EnginePool, monkeypa
 
 
 def test_user_retriever_waits_for_a_possible_write(pool: EnginePool) -> None:
-    """Nothing of it is on an engine: it is called ahead of what it does not need, but not of what may write."""
+    """The retriever uses no engine.
+
+    It is prefetched before steps that it does not need, but not before possible writes.
+    """
     store = own_store()
     slow = ChatPromptTemplate.from_template("Slow {question}") | ChatTeola(pool=pool) | StrOutputParser()
     chain = (

@@ -144,7 +144,7 @@ def test_schema_definitions_are_moved_to_the_root(model: ChatTeola, llm: Any) ->
 
 
 def test_streaming_model_returns_complete_tool_calls(model: ChatTeola, llm: Any) -> None:
-    """As of a model that streams, also if the one that this stands for was set to stream."""
+    """This also holds if the bound model was set to stream."""
     llm.answer = lambda request: call("add", a=1, b=2)
     eager = ChatTeola(pool=model.pool, disable_streaming=False, streaming=True)
     assert calls(eager.bind_tools([add]).invoke("hi")) == [("add", {"a": 1, "b": 2})]
@@ -182,7 +182,7 @@ async def test_call_with_tools_is_prefetched_and_claimed(model: ChatTeola, llm: 
 
 
 def test_agent_runs_a_tool_and_answers(model: ChatTeola, llm: Any, llm_pool: EnginePool) -> None:
-    """It adds, then it speaks."""
+    """The agent adds two numbers and then answers."""
 
     def answer(request: Any) -> str:
         last = request.prompt.messages[-1]
@@ -247,7 +247,7 @@ def test_chat_template_receives_the_tools() -> None:
 
 
 def test_bound_model_sends_its_openai_tools(llm: Any, llm_pool: EnginePool) -> None:
-    """It stands for a model of the user's own, whose tools are spelled as OpenAI does."""
+    """The engine answers for a model of the user's own, whose tools have OpenAI's format."""
     llm.answer = lambda request: call("add", a=1, b=2)
     own = FakeListChatModel(responses=["none"])
     bound = own.bind(tools=[convert_to_openai_tool(add)], tool_choice={"type": "function", "function": {"name": "add"}})

@@ -57,7 +57,7 @@ def test_web_search_is_prefetched_and_claimed(pool: EnginePool) -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_web_search_of_an_arm_is_speculative_on_dedicated_engine(own: bool) -> None:
-    """What only one arm asks for begins before the choice where it is free, and not where each search is paid for."""
+    """A search of one branch starts before the choice if it is free, but not if each search is paid for."""
     seen: list[str] = []
     web = FakeWebSearch(
         "web", replace(web_search(0.01), dedicated=own), answer=lambda query, k: seen.append(query) or ()

@@ -180,7 +180,7 @@ async def test_event_stream_with_prefetched_tools_equals_the_originals(at: World
 
 @pytest.mark.parametrize("coroutine", [False, True])
 async def test_tool_that_calls_runnables_is_not_prefetched_while_streaming(at: World, coroutine: bool) -> None:
-    """It is seen to before; without a stream it is early."""
+    """The calls are found before the tool runs. Without a stream the tool starts early."""
     plain = agent(at.model, [asks_others(at, coroutine=coroutine)])
     fast = at.fast(plain)
     at.writes(call("look", topic="sheep"))
@@ -200,7 +200,10 @@ class Hidden:
 
 @pytest.mark.parametrize("coroutine", [False, True])
 async def test_tool_with_hidden_stream_events_is_stopped_and_run_again(at: World, coroutine: bool) -> None:
-    """Its first event stops it, and it is not tried again while somebody streams; without, it is early again."""
+    """The first event stops the early tool, and later ones do not start early during a stream.
+
+    Without a stream they do.
+    """
     made = asks_others(at, coroutine=coroutine)
     hidden, end = Hidden(made.func, made.coroutine), "_"
 

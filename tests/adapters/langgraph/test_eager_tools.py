@@ -87,7 +87,7 @@ def test_read_only_tool_is_prefetched_while_the_answer_streams(at: World, kind: 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_parallel_tool_calls_overlap_and_equal_ones_run_twice(at: World, way: str) -> None:
-    """Of equal calls the second is the plain call's own; others run side by side while the answer goes on."""
+    """The original makes the second of two equal calls itself. Other tools run while the answer is being written."""
     plain = agent(at.model, [weather_of(at)])
     calls = [call("weather", city="Rome"), call("weather", city="Oslo", days=2), call("weather", city="Rome")]
     at.writes(*calls, at.has_run(2))
@@ -100,7 +100,7 @@ def test_parallel_tool_calls_overlap_and_equal_ones_run_twice(at: World, way: st
 
 @pytest.mark.parametrize("way", WAYS)
 def test_prefetched_tool_may_call_an_accelerated_chain(at: World, way: str) -> None:
-    """It takes what was asked for when the call of the tool was written, and asks for nothing twice."""
+    """The chain takes requests that were prefetched when the tool's call was written, and makes none twice."""
     prompts: list[str] = []
 
     def writes(prompt: Any) -> list[Any]:
@@ -311,7 +311,7 @@ def test_trace_has_a_step_for_each_tool_call(at: World) -> None:
 
 
 def test_tool_writing_to_the_stream_is_wasted_and_run_again(at: World) -> None:
-    """Nobody sees what an early call would have written, not even from deep inside."""
+    """Nobody sees what an early tool would have written, even from code deep inside."""
 
     def tell(text: str) -> None:  # as a library may, where nobody sees it before
         vars(importlib.import_module("langgraph." + "config"))["get_" + "stream_writer"]()(text)
@@ -387,7 +387,7 @@ def test_at_most_sixteen_tools_are_prefetched_at_once(at: World) -> None:
 
 
 def test_agent_inside_a_tool_prefetches_its_own_tools(at: World) -> None:
-    """Its model's calls are not the outer agent's, though their tools have one name."""
+    """The inner agent's calls do not count as the outer agent's, although their tools have the same name."""
     weather = weather_of(at)
     inner = agent(at.model, [weather])
 

@@ -40,7 +40,7 @@ def asking(pool: EnginePool) -> Any:
 def test_chain_with_a_graph_with_retry_or_fallbacks_is_traced(
     way: str, pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the report says of a graph needs nothing that only an accelerated chain has."""
+    """The report about a graph needs only what every chain has, accelerated or not."""
     graph = accelerate(asking(pool), pool=pool)
     made = graph.with_retry() if way == "with_retry" else graph.with_fallbacks([graph])
     chain = made | RunnableLambda(lambda state: state["answer"])

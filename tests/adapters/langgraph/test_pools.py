@@ -304,7 +304,7 @@ def test_pool_search_is_bounded(pool: EnginePool) -> None:
 
 
 def test_pool_of_a_retriever_is_found(pool: EnginePool) -> None:
-    """Also in a chain, and behind a tool."""
+    """The retriever may be in a chain or behind a tool."""
     retriever = store(pool).as_retriever()
     assert the_pool_of(retriever) is pool and the_pool_of(retriever | RunnableLambda(len)) is pool
     assert accelerate(retriever | RunnableLambda(len)).plan("x") is not None

@@ -97,7 +97,7 @@ def test_state_helpers_give_the_answer_of_the_original(pool: EnginePool, name: s
 
 @every
 def test_prompt_of_a_helper_is_prefilled_up_to_missing_state(pool: EnginePool, name: str) -> None:
-    """Not all of the state, which has no plan and no answer yet."""
+    """The state has no plan and no answer yet."""
     fast = accelerate(compiled(pool, HELPERS[name]))
     fast.invoke({"question": "why?", "tone": "short"})
     trace = fast.last_trace()

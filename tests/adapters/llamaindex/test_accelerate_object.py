@@ -275,7 +275,7 @@ def test_chat_stream_read_by_caller_is_traced_to_its_end(stock: Library, way: st
 
 @pytest.mark.parametrize("name", ["condense question", "condense plus context"])
 def test_first_chat_message_is_not_condensed(stock: Library, llm: ScriptedLLM, name: str) -> None:
-    """Without a history the retriever begins at once, with the message."""
+    """Without a history the retriever starts at once, with the message itself."""
     fast = accelerate(talks(stock)[name]())
     fast.reset()
     llm.requests.clear()

@@ -410,5 +410,5 @@ def test_bound_llm_of_a_workflow_runs_on_the_engine(here: Stage) -> None:
 
 
 def test_bind_accepts_any_model_for_a_workflow(here: Stage) -> None:
-    """Its steps are code of the user's own: what they call cannot be told beforehand."""
+    """Steps are user code, so the models that they call cannot be known before."""
     assert accelerate(flows.Rag(here), pool=here.pool, bind=[(MockLLM(max_tokens=3), "llm")]) is not None

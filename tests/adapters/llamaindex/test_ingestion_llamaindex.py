@@ -230,7 +230,7 @@ def test_worker_processes_raise_registration_error(pool, collection):
 
 
 def test_accelerate_binds_embeddings_of_pipelines_and_indexes(pool, rows, collection):
-    """With models of the user's own bound in them, which stay as they are."""
+    """The user's own models in them are bound, and stay unchanged."""
     own = MockEmbedding(embed_dim=3)
     store = TeolaVectorStore(pool=pool, collection=collection)
     pipeline = IngestionPipeline(transformations=[splitter(), own], vector_store=store)

@@ -251,7 +251,7 @@ def test_llm_of_the_settings_works_in_threads(model, llm):
 
 
 async def test_document_context_extractor_works_with_teola_llm(model: TeolaLLM) -> None:
-    """It gives headers for a hosted API to every LLM, and takes an error for no context."""
+    """The extractor passes headers of a hosted API to every LLM, and treats an error as missing context."""
     document = Document(text="Lambs eat oats. " * 40)
     documents = SimpleDocumentStore()
     documents.add_documents([document])

@@ -166,7 +166,7 @@ def test_failing_embedding_raises_and_stops_further_calls(kind: type[ByText]) ->
 
 
 def test_accelerated_pipeline_keeps_the_users_transformations() -> None:
-    """So a pipeline with processes pickles these."""
+    """A pipeline that uses processes therefore pickles the user's transformations."""
     model = ByText()
     fast: Any = accelerate(IngestionPipeline(transformations=[model]), concurrent=[ByText])
     assert fast.original.transformations == [model]

@@ -77,7 +77,7 @@ def test_explain_gives_the_speed_up_of_the_last_call(own: WatchedKit) -> None:
 
 
 def test_nested_engine_calls_belong_to_the_outer_trace(own: WatchedKit) -> None:
-    """What judges the answer is called in its place, and is not told of."""
+    """The evaluator of the answer runs in its turn, and has no trace of its own."""
     engine = RetryQueryEngine(accumulate(own.kit), RelevancyEvaluator(llm=own.kit.llm), max_retries=0)
     fast = accelerate(engine, concurrent=own.kit.concurrent)
     trace = traced(fast)
@@ -119,7 +119,7 @@ def test_query_without_prefetching_has_no_trace(own: WatchedKit) -> None:
 
 
 def test_router_to_an_engine_without_prefetching_has_no_trace(own: WatchedKit) -> None:
-    """It was there, without a row: whether its engine would begin anything is known when that is chosen."""
+    """It had an empty trace before. Whether the chosen engine prefetches anything is known only after the choice."""
     fast = accelerate(router(own.kit), concurrent=own.kit.concurrent)
     assert str(fast.query(ASKED)) == str(router(own.kit).query(ASKED))
     assert fast.last_trace() is None
@@ -128,7 +128,7 @@ def test_router_to_an_engine_without_prefetching_has_no_trace(own: WatchedKit) -
 def test_original_runs_if_no_trace_can_start(
     own: WatchedKit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where no query can be begun, the original runs."""
+    """If no query can start, the original runs."""
 
     def none() -> Any:
         raise RuntimeError("no thread left")

@@ -183,7 +183,7 @@ def test_reranker_of_a_public_address_is_not_served() -> None:
 
 
 def test_plan_includes_remote_reranking_and_sends_it_once(stub: EmbeddingStub) -> None:
-    """Where the engines search, too, the scores are asked for by the plan, and the object claims them."""
+    """If engines search as well, the plan requests the scores, and the object claims them."""
     server = RerankingServer(base_url=f"{stub.url}/v2", model="m", api_key="mine")
     with EnginePool.local([server, FakeEmbedder(), FakeStore()]) as pool:
         store = TeolaVectorStore(pool=pool, collection="planned")

@@ -142,7 +142,7 @@ def test_every_spelling_of_a_choice_is_parsed(stock: Library, llm: ReasoningLLM,
 
 @pytest.mark.parametrize("make", [single, several])
 def test_revised_choice_wastes_only_the_work_of_the_first(stock: Library, llm: ReasoningLLM, make: Any) -> None:
-    """What was begun for it is waste, and nothing else of it is seen."""
+    """Work that started for the first choice is wasted and stays invisible."""
     llm.choice = '[{"choice": 1, "choice": 2, "reason": "JSON takes the last one"}]'
     plain, prompts = outcome(make(stock), llm)
     llm.waits_for_search = True
@@ -191,7 +191,7 @@ class OwnRetriever(BaseRetriever):
 def test_router_prefetches_only_engines_that_are_lowered(
     stock: Library, llm: ReasoningLLM, known: int, chosen: int, early: bool
 ) -> None:
-    """Those that are begin as ever; what the answer is made of is not known then."""
+    """Lowered engines start early as always. The sources of the answer are not known then."""
     own = RetrieverQueryEngine.from_args(OwnRetriever(), llm=stock.llm)
     engines = [*[stock.rag(), stock.rag(k=2)][:known], *[own] * (2 - known)]
     tools = [QueryEngineTool.from_defaults(one, name=name) for name, one in zip("ab", engines, strict=True)]
@@ -248,7 +248,7 @@ def custom(stock: Library, kind: str) -> BaseSelector:
 
 @pytest.mark.parametrize("kind", ["parser", "contrary", "fixed"])
 def test_user_selectors_get_no_speculative_calls(stock: Library, llm: ReasoningLLM, kind: str) -> None:
-    """Nothing is guessed of what they choose."""
+    """Choices of selectors that the user wrote are not predicted."""
     plain, fast = outcome(router(stock, custom(stock, kind)), llm), accelerate(router(stock, custom(stock, kind)))
     assert outcome(fast, llm) == plain
     assert spans(fast, outcome="wasted") == [] and not any(name.startswith("answers") for name in spans(fast))

@@ -143,7 +143,7 @@ def test_shadow_compares_its_share_and_copies_start_empty() -> None:
 @pytest.mark.parametrize("way", ["query", "aquery"])
 @pytest.mark.parametrize("name", ["fusion, compact", "sub-questions", "cited", "chosen by the model"])
 def test_shadow_run_sends_no_callbacks(stock: Library, name: str, way: str) -> None:
-    """Of callback managers and of the instrumentation, both."""
+    """The shadow run calls neither callback managers nor the instrumentation."""
     recordings = []
     for share in (0.0, 1.0):
         recorder = Recorder()

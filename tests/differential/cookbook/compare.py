@@ -64,10 +64,10 @@ def _held(pool: EnginePool | None) -> frozenset[str]:
 
 
 def differences(before: Seen, after: Seen, way: str = "invoke", *, merged: bool = False) -> list[str]:
-    """What the second call shows that the first does not; empty when nothing differs.
+    """Return the differences of two calls, or an empty list.
 
-    `merged`: equal texts may have been embedded once, and early work may have gone for nothing, if it is counted.
-    After an error how far siblings got is a race, in the plain object too: only the error counts then.
+    With `merged`, equal texts may be embedded once, and prefetches may be wasted if they are counted. After an error
+    only the error is compared, since it depends on timing how far parallel parts get, in the original as well.
     """
     found = []
     if anonymous(before.outcome.result) != anonymous(after.outcome.result):

@@ -43,9 +43,9 @@ KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench, "m
 
 
 def over(*groups: str, all_of_first: bool = False, kits: tuple[str, ...] = ("pool", "own")) -> Any:
-    """Every kit and chain; of each group of entry points one, in turn, and another for the other kit.
+    """Return a mark that runs a test for every kit and chain, each with one entry point of every group in turn.
 
-    The long version takes them all.
+    The long version takes all entry points.
     """
     cases = []
     for k, kit in enumerate(kits):

@@ -30,7 +30,7 @@ def _keys(kit: Kit) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("first", ["plain", "accelerated"])
 def test_original_and_accelerated_graph_share_cached_nodes(first: str, way: str, accelerated_side: Side) -> None:
-    """They are one graph: the second does not run the node again."""
+    """Both count as the same graph, so the second one does not run the node again."""
     kit = accelerated_side.kit()
     made = cached_answer(kit)
     two = [made, accelerated_side.fast(made)]
@@ -69,7 +69,7 @@ def test_nodes_with_equal_names_do_not_share_cache_entries(
 
 
 def test_cache_keys_of_chain_nodes_equal_the_originals(original_side: Side, accelerated_side: Side) -> None:
-    """Of a chain the cache knows less than of a function: the same less."""
+    """The cache key of a chain contains less than that of a function, equally on both sides."""
 
     def made(kit: Kit) -> Any:
         graph = StateGraph(State)

@@ -176,7 +176,7 @@ def test_abandoned_streams_leave_the_graph_usable(accelerated_side: Side) -> Non
 
 
 def test_threads_started_by_a_node_behave_as_in_the_original(original_side: Side, accelerated_side: Side) -> None:
-    """Of its own, and of a pool of its own: they know nothing of the run."""
+    """The threads are the node's own or of its own thread pool, and know nothing of the run."""
     found = []
     for side in (original_side, accelerated_side):
         kit = side.kit()
@@ -222,7 +222,7 @@ async def test_sync_graph_call_works_inside_a_running_loop(original_side: Side, 
 
 
 def test_recursive_graph_gives_the_originals_result(original_side: Side, accelerated_side: Side) -> None:
-    """By the name of the accelerated one."""
+    """The graph calls itself by the name of the accelerated one."""
     found = []
     for side in (original_side, accelerated_side):
         kit, known = side.kit(), {}

@@ -538,7 +538,7 @@ def errors_in(results: Any) -> set[str]:
 
 
 def assert_same(original: Seen, fast: Seen, condition: Condition, *, races: bool, certain: Counter[str]) -> None:
-    """`certain`: the requests of a run in which nothing fails."""
+    """Check that the accelerated app behaved like the original. `certain`: the requests of a run without a failure."""
     if races and condition.fails:  # how far the others came is a matter of chance
         assert errors_in(fast.results) == errors_in(original.results)
     else:

@@ -82,6 +82,6 @@ def test_graph_with_other_options_behaves_as_the_original(
 
 
 def test_two_runs_of_the_original_graph_are_equal(original_side: Side) -> None:
-    """What is compared is no matter of chance: else the other tests would say nothing."""
+    """If two runs of the original differed, the other tests would prove nothing."""
     seen: list[Seen] = [original_side.see(GRAPHS["corrective_rag"], "stream all subgraphs") for _ in range(2)]
     assert not differences(*seen, GRAPHS["corrective_rag"])

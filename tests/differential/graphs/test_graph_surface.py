@@ -96,7 +96,7 @@ COPIES: dict[str, Any] = {
 def test_copies_of_accelerated_graph_behave_as_the_originals(
     name: str, original_side: Side, accelerated_side: Side
 ) -> None:
-    """Of the class of a graph, accelerated, and they do what the plain graph's copies do."""
+    """Copies have the class of a graph, are accelerated, and behave like copies of the original."""
     found = []
     for side in (original_side, accelerated_side):
         kit = side.kit()
@@ -127,7 +127,7 @@ def test_pickling_a_graph_of_functions_raises(original_side: Side, accelerated_s
 
 
 def test_attributes_set_on_accelerated_graph_take_effect(original_side: Side, accelerated_side: Side) -> None:
-    """As on the plain graph, and they are set on the original, too."""
+    """Attributes that are set on the accelerated graph are set on the original, too."""
     for side in (original_side, accelerated_side):
         made = GRAPHS["private_channels"].build(side.kit())
         graph = side.fast(made)

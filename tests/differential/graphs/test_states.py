@@ -135,7 +135,7 @@ def _told(side: Side, name: str, read_by: Any = None) -> Any:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_state_history_equals_the_originals(name: str, original_side: Side, accelerated_side: Side) -> None:
-    """What the accelerated graph wrote is read by the plain one."""
+    """The original graph can read what the accelerated one wrote."""
     assert _told(accelerated_side, name) == _told(original_side, name)
 
 

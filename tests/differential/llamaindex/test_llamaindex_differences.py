@@ -57,7 +57,7 @@ def manager(recorder: Recorder) -> CallbackManager:
 
 
 def test_engines_on_a_pool_are_lowered() -> None:
-    """Of every engine of the suite, on a pool."""
+    """This covers every engine of the suite on a pool."""
     bench = make_bench("pool")
     assert bench.kit.pool is not None
     with bench.kit.in_force(), bench.kit.pool:

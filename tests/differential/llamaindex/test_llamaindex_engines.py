@@ -103,9 +103,10 @@ def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Iterator
 
 
 def over(*, first: bool = False) -> pytest.MarkDecorator:
-    """Every kit and case; `first`: of each case its two main ways, and of the others one in turn.
+    """Return a mark that runs a test for every kit and case.
 
-    Else one of the main ways, and one of the kits without a pool. The long version takes them all.
+    With `first`, each case has its two main ways, and one of the others in turn. Otherwise each has one of the main
+    ways, and one of the kits without a pool. The long version takes all ways.
     """
     cases = []
     for k, kit in enumerate(KITS):
@@ -169,7 +170,7 @@ RACED = {"sub_questions_deep"}
 
 
 def same(before: Seen, after: Seen, *, merged: bool, only: str | tuple[str, ...] = "") -> None:
-    """`only`: what is compared of the two, by the beginning of a difference's text."""
+    """Fail if two calls differ. With `only`, other differences than those that begin with this text do not count."""
     if found := [one for one in differences(before, after, merged=merged) if one.startswith(only)]:
         pytest.fail("\n".join(one[:4000] for one in found), pytrace=False)
 

@@ -205,7 +205,7 @@ def test_rate_limiter_keeps_calls_on_the_callers_thread(own: WatchedKit) -> None
 
 
 def test_events_nested_in_model_calls_equal_the_originals() -> None:
-    """Such a model is found out at its first early call, which asks nobody; then it is called in its place."""
+    """The first early call detects such a model without a request. Later calls of it are made in their turn."""
     diary = Diary()
     own = create_watched_kit(CallbackManager([DiaryHandler(diary)]))
     llm = ChattyLLM(callback_manager=own.kit.manager)

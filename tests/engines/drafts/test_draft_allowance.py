@@ -126,8 +126,10 @@ def step(
     look: float = 0.001,
     prefilling: int = 0,
 ) -> list[bool]:
-    """Which rows are looked at behind a step that took so long, in which one token a row was written, but for those
-    that were still prefilling."""
+    """End a step of `took` seconds. Return, for each row, True if the row is looked at.
+
+    Each row writes one token, except those that still prefill.
+    """
     clock.seconds += took
     found = list(budget.end_step(NAMES, [[1]] * (ROWS - prefilling) + [[]] * prefilling, MODEL))
     clock.seconds += look
@@ -208,7 +210,7 @@ def test_step_costs_at_most_half_of_remaining_allowance() -> None:
 
 
 def test_rows_with_texts_are_limited_when_allowance_is_low() -> None:
-    """All of them as long as much is left; the others, whose looks take less, in any case."""
+    """With a large allowance all rows are looked at. Rows without texts, which cost less, always are."""
     clock, rows = Clock(), 16
     budget, model = DraftBudget(clock), SharedStepModel([(rows, 0.8, [(0, 1.0), (64, 3.0)])])
     names = [str(i) for i in range(rows)]

@@ -17,7 +17,7 @@ def seen(*seconds: float, rows: int = 4, expected: float = 1.2) -> StepCosts:
 
 
 def test_unseen_row_count_uses_cost_of_nearest() -> None:
-    """Where requests end one after another each step has fewer rows, and none is seen twice."""
+    """While requests end one after another, each step has a new number of rows."""
     costs = StepCosts()
     costs.record_undrafted(16, 2.0)
     costs.record_undrafted(12, 1.0)

@@ -71,7 +71,7 @@ def test_slow_outlier_in_profile_does_not_raise_draft_lengths() -> None:
 
 
 def test_noisy_profile_with_zero_step_time_is_accepted() -> None:
-    """Of batches of more than were measured the seconds are drawn out, here down to none."""
+    """Times of larger batches than measured are extrapolated, here down to zero."""
     points = {1: ((0, 0.010), (4, 0.030)), 4: ((0, 0.011), (4, 0.020)), 16: ((0, 0.012), (4, 0.013))}
     noisy = EngineProfile(verifying={rows: Curve(curve) for rows, curve in points.items()})
     assert noisy.step(4, 64) == 0 < noisy.step(0, 64)

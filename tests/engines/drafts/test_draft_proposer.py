@@ -290,7 +290,7 @@ class Timed(Batch):
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_rows_without_matches_are_searched_rarely(measured: bool) -> None:
-    """Also on a server, where nothing is measured."""
+    """This also holds on a server, where nothing is measured."""
     batch = Timed(measured=measured)
     batch.nothing(60)
     batch.nothing(400)
@@ -341,7 +341,7 @@ def test_row_left_alone_is_searched_at_once() -> None:
 
 
 def test_resting_row_is_skipped_until_its_next_search() -> None:
-    """Where nothing is copied. Then it is known what came meanwhile."""
+    """The row copies nothing. At its next search, the tokens written meanwhile are known."""
     batch = Batch()
     batch.join("a", PASSAGE[:20])
     drafter, searched = batch.proposer._drafter, list[int]()

@@ -139,7 +139,7 @@ def test_text_without_common_tokens_drafts_no_tokens() -> None:
 
 
 def test_text_is_followed_from_last_tokens_of_a_long_step() -> None:
-    """As where nobody looked for a while."""
+    """A step is long if the row was not looked at for a while."""
     text = FollowedText(range(100, 200))
     output = [*range(100, 110), *range(900, 960), *range(140, 150)]
     text.follow(output, len(output))

@@ -145,7 +145,7 @@ async def compared(count: int, seed: int, model: str, *, weighed: bool = False) 
 
 @pytest.mark.vllm
 def test_first_cases_are_answered_alike_with_and_without_drafts(session_llm: SessionLlm) -> None:
-    """Where no draft pays none is made: that is how the cases are answered without."""
+    """If no draft pays, none is made. The reference answers are made in this way."""
     engine, given = session_llm.engine, list(cases(11, 32))
 
     async def run() -> tuple[Found, Found]:

@@ -102,7 +102,7 @@ def test_profile_of_a_single_row_gives_no_shared_step_model() -> None:
 
 
 def test_fast_row_drafts_less_while_slower_rows_run() -> None:
-    """All wait for the last one: what a row alone takes in a step is there until that has ended."""
+    """All rows wait for the slowest one, so time that a fast row saves is of no use before that has ended."""
     drafts = [(16, 0.9)] * 8
     assert sum(lengths(*drafts)) > 0
     assert sum(lengths(*drafts, speed=3.0)) < sum(lengths(*drafts)) / 2

@@ -109,7 +109,7 @@ def test_malformed_extra_arguments_are_ignored() -> None:
 
 
 def test_texts_are_sent_to_vllm_as_plain_str() -> None:
-    """It refuses subclasses of `str` where it sends a request on: LangChain's `message.text` is one."""
+    """vLLM refuses subclasses of `str` such as LangChain's `message.text` when it forwards a request."""
 
     class Text(str):
         __slots__ = ()

@@ -370,7 +370,7 @@ class Fickle(ScriptedLLM):
 
 @pytest.mark.parametrize("early", [False, True])
 def test_changed_retry_fails_only_readers_that_are_not_speculative(early: bool) -> None:
-    """Who reads pieces for the result cannot be told another one; who only guesses by them can."""
+    """A reader that takes pieces as the result cannot get other ones. A reader that only predicts from them can."""
     payload = Generate(Prompt(text="count"))
 
     def read_pieces(*, speculative: bool) -> tuple[str, CallHandle]:

@@ -185,7 +185,7 @@ def test_failed_start_of_a_pool_can_be_retried() -> None:
 
 
 def test_cancelled_start_stops_its_engines_and_threads(before: set[threading.Thread]) -> None:
-    """Its task is cancelled while engines start: those that have started are stopped, the others give up."""
+    """The task is cancelled while engines start. Engines that have started are stopped, the others give up."""
     stopped: list[str] = []
 
     class Engine(FakeEmbedder):

@@ -142,7 +142,7 @@ def test_request_whose_size_is_nan_fails_alone() -> None:
 
 
 def test_prompt_of_invalid_unicode_is_placed_like_others() -> None:
-    """Whether they can be served is for their engine to say; placement only needs names of their blocks."""
+    """The engine decides whether it can serve such prompts. Placement only needs names of their blocks."""
 
     async def check() -> None:
         profile = EngineProfile(batching=Batching.CONTINUOUS, prefix_caching=True, max_requests=8)
@@ -308,7 +308,7 @@ def test_sampled_text_is_retried_only_if_none_was_read() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(1), BaseException("a panic")], ids=repr)
 def test_engine_that_exits_its_process_is_restarted(error: BaseException) -> None:
-    """For KeyboardInterrupt, which on this thread is the user's own, see `test_loop_thread`."""
+    """`test_loop_thread` covers KeyboardInterrupt, which belongs to the user on this thread."""
 
     async def check() -> None:
         results, engine = PortReports(), Scripted(raises(error), answers)

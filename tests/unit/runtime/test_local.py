@@ -195,7 +195,7 @@ def test_a_request_larger_than_the_engine_fails_at_once() -> None:
 
 @pytest.mark.parametrize("running", [True, False])
 def test_cancelled_query_ends_while_queued_or_running(running: bool) -> None:
-    """What is cancelled would never end by itself."""
+    """The cancelled query would never end by itself."""
     hangs = Faults(hang_on=lambda request: request.payload.text == ("a" if running else "b"))
     with EnginePool.local([FakeEmbedder("embedder", slow(0.3), faults=hangs)]) as pool:
         first = pool.runtime.submit(Query({"input": "a"}), EMBED, {})

@@ -155,7 +155,7 @@ def test_pool_with_a_hanging_engine_serves_others_and_closes(impatient: None) ->
 
 
 def test_calls_and_cancels_during_close_raise_engine_unavailable() -> None:
-    """From many threads, as web servers stop: each call has its value or says that the pool is closed."""
+    """Many threads make calls, as when a web server stops. Each call has its value or the error."""
     ask = [Generate(Prompt(text="what?"))]
     for _ in range(5):
         pool = EnginePool.local(fake_engines())

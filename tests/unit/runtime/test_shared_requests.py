@@ -90,7 +90,7 @@ def test_finished_result_outlives_its_subplan() -> None:
 
 
 def test_called_chain_adopts_the_prefetched_request_exclusively() -> None:
-    """What runs in a node brings a graph of its own, which is no lookahead."""
+    """A chain that runs in a node has a plan of its own, which is no lookahead."""
 
     async def body(scene: Scene) -> None:
         ahead = scene.prefetch()
@@ -111,7 +111,7 @@ def test_called_chain_adopts_the_prefetched_request_exclusively() -> None:
 
 @pytest.mark.parametrize("first", ["the chain", "the plain object"])
 def test_slow_subplan_adopts_a_request_made_meanwhile(first: str) -> None:
-    """It was begun before, and its own code took its time."""
+    """The subplan started before, and its own code took some time."""
 
     async def body(scene: Scene) -> None:
         slow = graph(Primitive("slow", K.EMBEDDING, "embedder", named(texts=Ref("$input"))), *late())
@@ -252,7 +252,7 @@ async def _alone(scene: Scene) -> list[float]:
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.2, 0.25, 5.0])
 def test_adopted_request_has_one_span_in_the_trace(pause: float) -> None:
-    """With the times at which it ran, whoever was there then; its tokens count once."""
+    """The span has the times at which the request ran. Its tokens count once."""
 
     async def alone(scene: Scene) -> list[tuple[str, str, float, float, int]]:
         scene.prefetch(graph(*listed()))

@@ -251,7 +251,7 @@ def test_subplan_depths_are_raised_by_its_end_depth() -> None:
 
 
 def test_subplans_of_a_gang_get_gang_objectives() -> None:
-    """As of the instances of a MAP: what is waited for alone becomes a member; gangs inside keep to themselves."""
+    """As with instances of a MAP, a single primitive becomes a member, and inner gangs stay separate."""
     inner = Primitive("m", K.MAP, inputs=named(items=Ref("e"), pre=Ref("$input")), fragment=BODY)
     whole = Graph(
         [embed("e", "$input"), inner, Primitive("w", K.PARTIAL_PREFILLING, "llm"), call("s", "m", "w")], Ref("s")

@@ -68,7 +68,7 @@ def test_call_overtakes_gang_members_of_younger_queries(comings: list[Enqueue], 
 
 
 def test_call_overtakes_a_younger_gang_despite_warm_ups() -> None:
-    """They are behind all others in any case."""
+    """Warm-ups come after all other requests in any case."""
     busy, warm_up = enqueue("1", "map", MEMBER), enqueue("2", "warm-up", WARM_UP)
     found = line(scheduler(), busy, enqueue("2", "map", MEMBER), warm_up, REDUCE)
     assert found.index("1reduce") < found.index("2map")
@@ -88,7 +88,7 @@ def test_other_policies_keep_the_order_of_admission(policy: str) -> None:
 
 
 def test_gang_member_is_not_overtaken_by_younger_queries() -> None:
-    """Those that come after it are younger: they do not pass it, however many they are."""
+    """Queries that come later are younger, and do not overtake it, however many they are."""
     one = scheduler()
     comings = [enqueue(f"{n}", name, kind) for n in range(20) for name, kind in (("map", MEMBER), ("call", CALL))]
     assert line(one, *comings)[:2] == ["0map", "0call"]
@@ -104,7 +104,7 @@ def test_queries_are_numbered_in_order_and_the_oldest_forgotten() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_waiting_warm_up_does_not_block_other_requests(policy: str) -> None:
-    """Not even where one invocation is served after the other."""
+    """This holds even for the policy that serves one invocation after the other."""
     profile = replace(LLM, interference=0.5, prefix_caching=True)
     one = EngineScheduler(profile, ("0", "1"), POLICIES[policy]())
     for number in range(8):

@@ -101,7 +101,7 @@ def test_moved_prefix_is_served_by_its_target_until_expiry() -> None:
     ],
 )
 def test_move_applies_only_to_prompts_it_was_counted_for(prompt: tuple[tuple[str, int], ...], moved: bool) -> None:
-    """Of what all prompts begin with nothing is known before a second one comes, so it is part of the first prefix."""
+    """Text with which all prompts begin is unknown before the second prompt, so it is part of the first prefix."""
     placement = e2("a", "b", options=E2Options(least_requests=2))
     for name, units in (("x", 100), ("y", 200)):
         for number in range(4):

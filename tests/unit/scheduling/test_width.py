@@ -76,8 +76,12 @@ def planned(width: int) -> Graph:
 
 def run(graph: Graph, width: int, *, matched: bool = False, items: int = 0, fails: str = "",
         look: Callable[[GraphScheduler], None] | None = None) -> Counter[str]:  # fmt: skip
-    """Everything the scheduler asks for is done at once, in its order; `items` is how many a decoding closes, `look`
-    is called after each event."""
+    """Carry out everything that the scheduler orders, at once and in its order.
+
+    Return the number of orders of each kind.
+
+    `items` is the number of items that a decoding closes. `look` is called after each event.
+    """
     scheduler, counts = GraphScheduler(), Counter[str]()
     todo: deque[Any] = deque([Admit(0.0, "q", graph)])
     while todo:

@@ -264,7 +264,7 @@ async def test_inline_callbacks_run_where_they_are_called() -> None:
 
 
 async def test_inline_callbacks_are_marked_where_python_has_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `inspect.markcoroutinefunction` and `inspect.iscoroutinefunction` of Python 3.12."""
+    """Python 3.12 has `inspect.markcoroutinefunction` and `inspect.iscoroutinefunction`."""
 
     def mark(call: Any) -> Any:
         call.marked = True

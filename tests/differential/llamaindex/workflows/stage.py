@@ -227,8 +227,11 @@ def anonymous(text: str) -> str:
 
 
 def differences(before: Seen, after: Seen, *, raced: bool) -> list[str]:
-    """`raced`: some steps are parallel. Then which is first, and how often what gathers them has to look, is by chance,
-    and so are the events and contexts that tell of workers."""
+    """Return the differences of two runs, or an empty list.
+
+    With `raced`, some steps run in parallel. Their order, and how often a step that collects events runs, depend on
+    timing, so contexts, and events that name workers, are not compared.
+    """
     found = []
     if before.result != after.result:
         found.append(f"result: {before.result}\n  then: {after.result}")
