@@ -11,11 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from teola_plugin.graph import DraftText, Effect
+from teola_plugin.graph import Component, DraftText, Effect
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 PERMISSION = Effect("permission")
 """Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
+_OWN_STORE = "store:"
+
+
+def search_effect(retriever: object) -> Effect:
+    """Return the effect of a search by a retriever of the user's own: it reads a store that any code may write to."""
+    return Effect(f"{_OWN_STORE}{id(retriever)}")
+
+
+def searches_own_store(component: Component) -> bool:
+    """Return True if a component, or a body that it runs, searches by a retriever of the user's own."""
+    bodies = [body for body in (component.body, component.otherwise) if body is not None]
+    is_search = any(effect.resource.startswith(_OWN_STORE) for effect in component.effects)
+    return is_search or any(searches_own_store(inner) for body in bodies for inner in body.components)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,16 @@ from teola_plugin.adapters.routing import RoutingRules, under_routing
 from teola_plugin.adapters.snapshots import FieldSnapshot
 from teola_plugin.errors import RegistrationError, TraceError
 from teola_plugin.graph import INPUT, Ref, WorkflowTemplate
+from teola_plugin.shims.langchain_agents import chain_with_history
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards
-from teola_plugin.tracer.langchain.classes import WRAPPED_FUNCTION, find_override, is_pool_backed, store_effects
+from teola_plugin.tracer.langchain.classes import (
+    PLANNED_CHAIN,
+    WRAPPED_FUNCTION,
+    find_override,
+    is_pool_backed,
+    store_effects,
+)
 from teola_plugin.tracer.langchain.equivalents import equivalent_chain
 from teola_plugin.tracer.langchain.trace import trace
 from teola_plugin.tracer.purity.purity import analyze_callable
@@ -133,15 +140,21 @@ def _accelerate_alternatives(node: RunnableConfigurableAlternatives[Any, Any], a
 
 
 def _lambda(node: RunnableLambda[Any, Any], accelerate: Accelerate) -> Node:
-    """The user's function runs as it always did; a Runnable that it returns is accelerated."""
+    """The user's function runs as it always did; a Runnable that it returns is accelerated.
+
+    The chain inside a `RunnableWithMessageHistory` is planned at once.
+    """
     func, afunc = vars(node).get("func"), vars(node).get("afunc")
     if equivalent_chain(node) is not None or store_effects(func):
         return node  # the framework's own
-    wrapped = {
-        name: wrapper
-        for name, one in (("func", func), ("afunc", afunc))
-        if one is not None and analyze_callable(one) is None and (wrapper := _returning(one, _Remembered(accelerate)))
-    }
+    wrapped: dict[str, Callable[..., Any]] = {}
+    for name, one in (("func", func), ("afunc", afunc)):
+        remembered = _Remembered(accelerate)
+        wrapper = None if one is None or analyze_callable(one) is not None else _returning(one, remembered)
+        if wrapper is not None:
+            wrapped[name] = wrapper
+            if (chain := chain_with_history(one)) is not None:  # known before it is returned
+                setattr(wrapper, PLANNED_CHAIN, remembered(chain))
     if not wrapped:
         return node
     copied = copy.copy(node)
@@ -296,6 +309,8 @@ def _composites(root: Any) -> Iterator[Any]:
         elif _is_composite(node):
             yield node
             todo += vars(node).values()
+        elif (chain := chain_with_history(node)) is not None:
+            todo.append(chain)
 
 
 def _is_composite(node: Any) -> bool:

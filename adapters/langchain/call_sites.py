@@ -31,17 +31,16 @@ from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import CallSite
 from teola_plugin.adapters.plan_report import Explanation, Reason
 from teola_plugin.adapters.provider_executor import ProviderRequest
-from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, NOBODY, ThreadSafety
-from teola_plugin.graph import Effect
+from teola_plugin.adapters.thread_safety import HTTP_CLIENTS, NOBODY, STORES, ThreadSafety
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, limit_of
-from teola_plugin.shims.langchain import handlers_in, streams
+from teola_plugin.shims.langchain import handlers_in, listens_to_ends, streams
 from teola_plugin.tracer.functions import function_reader
 from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_recording
 from teola_plugin.tracer.langchain.classes import is_pool_backed
 from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 from teola_plugin.tracer.langchain.trace import ReadFunction
-from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf
+from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf, search_effect
 from teola_plugin.tracer.source import source_of
 
 _STATEFUL = (FakeListChatModel, FakeMessagesListChatModel, GenericFakeChatModel, FakeListLLM)
@@ -79,7 +78,7 @@ class SiteCollector:
         if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
             yield from self._leaf(node, path, kwargs, config, is_mapped)
         elif isinstance(node, RunnableBinding) or type(node) is RunnableRetry:
-            is_late = bool(node.config_factories)  # what they make is known only when the plain call is made
+            is_late = not all(map(listens_to_ends, node.config_factories))  # what they make is known only in the call
             is_bounded = self._mapped and "max_concurrency" in node.config
             if not (is_late or is_bounded or streams(handlers_in(node.config.get("callbacks")))):
                 callbacks_apart: Any = {k: v for k, v in node.config.items() if k != "callbacks"}
@@ -121,7 +120,12 @@ class SiteCollector:
             yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
 
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        is_safe = self._threads.allows(node, HTTP_CLIENTS) or self._threads.is_named(getattr(node, "vectorstore", None))
+        store: Any = getattr(node, "vectorstore", None)
+        is_safe = self._threads.allows(node, HTTP_CLIENTS) or self._threads.is_named(store)
+        if type(node) is VectorStoreRetriever and self._threads.allows(store, STORES):
+            calls_users_code = any(map(callable, node.search_kwargs.values()))
+            embeddings = getattr(store, "embeddings", None)
+            is_safe |= self._threads.allows(embeddings, HTTP_CLIENTS) and not calls_users_code
         return None if is_safe or concurrent(node) else limit_of(node)
 
 
@@ -261,7 +265,6 @@ def prefetchable_at(
         return None
     key = site.key
     if isinstance(node, BaseRetriever):
-        effect = Effect(f"store:{id(node)}")
-        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (effect,))
+        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (search_effect(node),))
     effects = (PERMISSION,) if careful else ()
     return WrappedLeaf(key, "generation", lambda value: ProviderRequest(key, value), effects)

@@ -10,6 +10,7 @@ from langchain_core.globals import get_debug, get_llm_cache
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableBinding, RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.utils import AddableDict
 
 from teola_plugin.adapters.langchain.call_sites import (
     CodeSites,
@@ -124,7 +125,7 @@ def _of_input(refs: Iterable[Ref]) -> tuple[Path, ...]:
 def _leads(value: Any, path: Path, to: type[Any] = object) -> bool:
     """Return True if a path leads to a value of a type."""
     for key in path:
-        if type(value) is dict:
+        if type(value) in (dict, AddableDict):  # the latter is made of pieces that were streamed
             has_key = key in value
         else:
             has_key = type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value)

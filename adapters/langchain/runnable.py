@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
@@ -29,6 +30,7 @@ from teola_plugin.adapters.calls import (
     unplanned,
 )
 from teola_plugin.adapters.langchain.batches import BatchMethods
+from teola_plugin.adapters.langchain.composites import parts
 from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
@@ -57,9 +59,22 @@ from teola_plugin.shims.langchain import event_listeners
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards
+from teola_plugin.tracer.langchain.classes import PLANNED_CHAIN
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.composite_calls import CompositeRules
+
+
+def _chain_with_history(chain: Any) -> AcceleratedRunnable | None:
+    """Return the accelerated chain inside a `RunnableWithMessageHistory`; None if nothing of it gains."""
+    pending: list[Any] = [chain.bound] if isinstance(chain, RunnableWithMessageHistory) else []
+    while pending:
+        node = pending.pop()
+        planned = getattr(vars(node).get("func"), PLANNED_CHAIN, None)
+        if isinstance(planned, AcceleratedRunnable):
+            return planned
+        pending += [part for _, part in parts(node)]
+    return None
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -266,6 +281,8 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows
         from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
 
+        if (inner := _chain_with_history(self._chain)) is not None:
+            return inner.__teola_report__(input)
         rules, plan, trace = self._composites, self._prefetch_plan, ended_trace(self._last)
         composites = [] if rules is None else list(composite_rows(self._chain, rules))
         safety = NOBODY if rules is None else rules.threads.safety

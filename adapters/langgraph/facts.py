@@ -41,14 +41,16 @@ from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import STATE, Answer, Condition
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
-from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, EMPTY_NODE, LoweredNode, lookahead, lower_node
+from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, lookahead, lower_node
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
+from teola_plugin.tracer.langgraph.updates import EMPTY_NODE, LoweredNode
 from teola_plugin.tracer.leaf import GenerationLeaf
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.source import source_of
 
 _YOUR_CODE = "your code: runs once, at its usual time"
 _JOINS = "pool-backed objects that it calls join the query"
+_CALLS_OF_TOOLS = "its calls of models that do not need each other's answers start together when it is called"
 OTHER_SETTINGS = "; with other settings from their second call on"
 """Added to the start of calls where settings of the call decide what is called."""
 _NOT_ALL_UNDERSTOOD = "not all of its code is understood"
@@ -81,7 +83,7 @@ class GraphFacts:
                     name,
                     _kind(runnable),
                     *_opaque_level(runnable, name in pools),
-                    tools=_tools_of(runnable, self.tools),
+                    tools=tuple(self._tools(name, runnable)),
                 )
                 for name, runnable in runnables
             )
@@ -135,8 +137,19 @@ class GraphFacts:
             node.joins,
             tuple(_choice(branch, node.name) for branch in node.branches),
             calls,
-            _tools_of(node.bound, self.tools),
+            tuple(self._tools(node.name, node.bound)),
         )
+
+    def _tools(self, node: str, runnable: Any) -> Iterator[CallRow]:
+        """Yield the rows for the tools of a node that runs tools; none for any other node."""
+        parts = tool_node_parts(runnable)
+        for name, tool in () if parts is None else parts.tools.items():
+            assert parts is not None
+            row = _tool_row(name, tool, self.tools, parts)
+            is_in_place = row.status is Status.IN_PLACE and self.plans is not None and not self.is_off
+            if is_in_place and self.plans is not None and self.plans.has_plan_of_tool(node, name):
+                row = CallRow(name, Status.PREFETCHED, "tool", start=_CALLS_OF_TOOLS)
+            yield row
 
     @cached_property
     def _visited(self) -> dict[str, tuple[Draft, LoweredNode]]:
@@ -516,14 +529,6 @@ def _tool_text(tool: Any) -> str:
         return json.dumps(convert_to_openai_tool(tool))
     except Exception:  # it has no description that the framework can make
         return ""
-
-
-def _tools_of(runnable: Any, tools: AgentTools | None) -> tuple[CallRow, ...]:
-    """Return the rows for the tools of a node that runs tools; none for any other node."""
-    parts = tool_node_parts(runnable)
-    if parts is None:
-        return ()
-    return tuple(_tool_row(name, tool, tools, parts) for name, tool in parts.tools.items())
 
 
 def _tool_row(name: str, original: Any, tools: AgentTools | None, parts: ToolNodeParts) -> CallRow:

@@ -136,6 +136,9 @@ class NodeTask:
         if call.parts is not None:
             held_part = call.parts.start_node(name, self._input, config, node_position, number, is_async=self._is_async)
             node_position = node_position if held_part is None else replace(node_position, deferred=held_part)
+            prefetched = () if call.agent is None else call.agent.tools.tools
+            options: Any = {"is_async": self._is_async, "skip": prefetched}
+            call.parts.start_tools(name, self._input, config, node_position, number, **options)
         self._token = current_position.set(node_position)
         if call.agent is not None:
             self._agent = call.agent.in_node(name)

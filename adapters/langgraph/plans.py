@@ -9,9 +9,10 @@ query goes on with the plan that assumes no outcome.
 from __future__ import annotations
 
 import dis
+import inspect
 import threading
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import FunctionType
@@ -21,16 +22,21 @@ from teola_plugin.adapters.calls import running_loop
 from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import read_prefetch_form
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls, intercept, open_calls
+from teola_plugin.adapters.langgraph.agents.tool_inputs import named_arguments, plain_tools
 from teola_plugin.adapters.planned_queries import graph_saves_time, log_fallback
 from teola_plugin.adapters.provider_executor import ensure_engine
+from teola_plugin.adapters.snapshots import snapshot
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.graph import LLM_PREFILLS, EngineProfile, Graph, Primitive, PrimitiveKind
 from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.passes import Optimised, Pass
+from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import CallPosition, DeferredSubplan, QueryRun, SubplanRun, current_position
-from teola_plugin.shims.langgraph import branch_of, functions_of, is_resumed, is_sent_task, state_of
+from teola_plugin.shims.langchain_agents import tool_calls_in
+from teola_plugin.shims.langgraph import Functions, branch_of, functions_of, is_resumed, is_sent_task, state_of
 from teola_plugin.tracer.draft import TraceResult
+from teola_plugin.tracer.functions import trace_function
 from teola_plugin.tracer.functions.lookup import DataGuards, FreeNames
 from teola_plugin.tracer.functions.pure_expressions import ABSENT, STATE, Decide
 from teola_plugin.tracer.langgraph.decisions import PlanTree
@@ -52,6 +58,8 @@ class PlanKey(NamedTuple):
     """True for the targets of a `Send`, which have an argument of their own."""
     is_async: bool = False
     """True for tasks of a graph that runs on a loop: nodes with a sync and an async function run the latter."""
+    tool: str = ""
+    """Name of the tool that the node calls, for plans of tools."""
 
 
 class Plans:
@@ -87,8 +95,12 @@ class Plans:
         self._graphs: dict[int, tuple[tuple[EngineProfile, ...], Graph, TraceResult]] = {}
         """E-graphs by the identity of their plan, which they keep alive, and the profiles that they were made for."""
         nodes = {} if self.shape is None else self.shape.nodes
+        self._tools = {name: tools for name, node in nodes.items() if (tools := plain_tools(node.bound))}
+        """Tools by node and name whose calls of models may be prefetched when the tool is called."""
         functions_by_node = [both for node in nodes.values() if (both := functions_of(node.bound))]
         self._has_two_forms = any(both.func and both.afunc for both in functions_by_node)
+        all_tools = [tool for by_name in self._tools.values() for tool in by_name.values()]
+        functions_by_node += [Functions(tool.func, tool.coroutine) for tool in all_tools]
         functions = (function for both in functions_by_node for function in both if function is not None)
         if all(map(_has_names, functions)):
             for key in self._keys():
@@ -106,8 +118,36 @@ class Plans:
     def _keys(self) -> list[PlanKey]:
         """Return the keys of tasks that are not sent an argument."""
         nodes = () if self.shape is None else self.shape.nodes
-        keys = (self.key(node, is_async=is_async) for node in nodes for is_async in (False, True))
+        keys = [self.key(node, is_async=is_async) for node in nodes for is_async in (False, True)]
+        tools = [(node, tool) for node, by_name in self._tools.items() for tool in by_name]
+        keys += [self.tool_key(*one, is_async) for one in tools for is_async in (False, True)]
         return list(dict.fromkeys(keys))
+
+    def has_plan_of_tool(self, node: str, tool: str) -> bool:
+        """Return True if calls of models in a tool that a node calls are prefetched, for a report."""
+        is_known = tool in self._tools.get(node, {})
+        return is_known and self.traced(self.tool_key(node, tool, False), self.input_of_report()) is not None
+
+    def tool_key(self, node: str, tool: str, is_async: bool) -> PlanKey:
+        """Return the key of the plans for calls of a tool that a node makes, on a loop or elsewhere."""
+        return PlanKey(node, True, is_async and self._tools[node][tool].coroutine is not None, tool)
+
+    def tool_inputs(self, node: str, input: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the tools that a node calls for an input, each with the arguments of its function.
+
+        Left out are tools without plans, and arguments that a tool refuses.
+        """
+        assert self.shape is not None
+        tools = self._tools.get(node, {})
+        for call in tool_calls_in(self.shape.nodes[node].bound, input) if tools else ():
+            if call["name"] not in tools:
+                continue
+            try:
+                arguments = named_arguments(tools[call["name"]], snapshot(call["args"]))
+            except Exception:  # the tool will raise it, too
+                continue
+            if arguments is not None:
+                yield call["name"], arguments
 
     def key(self, node: str, *, is_sent: bool = False, is_async: bool = False) -> PlanKey:
         """Return the key of the tasks' plan: the same for both ways to run a graph, unless a node has both forms.
@@ -186,15 +226,7 @@ class Plans:
             return None
         try:
             with self._guards.setdefault(key, DataGuards()).recording():
-                find_leaves = self.code_sites.find_leaves
-                traced = lookahead(
-                    self.shape,
-                    key.node,
-                    pushed=key.is_sent,
-                    decide=decide,
-                    find_leaves=find_leaves,
-                    is_async=key.is_async,
-                )
+                traced = self._trace_tool(key) if key.tool else self._lookahead(key, decide)
             if self.code_sites.sites:
                 intercept()
                 ensure_engine(self.pool)
@@ -202,7 +234,23 @@ class Plans:
         except Exception as error:
             log_fallback(error, None, f"the node {key.node!r}")
             return None
+        if key.tool and not _only_calls_provider(plan.graph):  # what engines do for tools has plans of its own
+            return None
         return traced if plan.source is None or graph_saves_time(plan.source, plan.graph) else None
+
+    def _lookahead(self, key: PlanKey, decide: Decide | None) -> TraceResult:
+        """Return the template of what comes from the key's node on."""
+        assert self.shape is not None
+        find_leaves = self.code_sites.find_leaves
+        options: Any = {"pushed": key.is_sent, "decide": decide, "find_leaves": find_leaves, "is_async": key.is_async}
+        return lookahead(self.shape, key.node, **options)
+
+    def _trace_tool(self, key: PlanKey) -> TraceResult:
+        """Return the template of the function of the key's tool. Its input is a dictionary of the arguments."""
+        tool = self._tools[key.node][key.tool]
+        function = tool.coroutine if key.is_async or tool.func is None else tool.func
+        names = inspect.signature(function).parameters
+        return trace_function(function, names, tool.name, self.code_sites.find_leaves)
 
     def graph(self, traced: TraceResult) -> Graph:
         """Return the e-graph of a plan, for the engines' profiles as they are now."""
@@ -318,6 +366,31 @@ class Parts:
         except Exception as error:
             log_fallback(error, None, f"the node {name!r}")
         return None if part is None else part.deferred
+
+    def start_tools(
+        self,
+        name: str,
+        input: Any,
+        config: Mapping[str, Any],
+        node_position: CallPosition,
+        step: int,
+        *,
+        is_async: bool,
+        skip: Container[str],
+    ) -> None:
+        """Start the plans of the tools that a node calls for its input, but for those whose names are in `skip`.
+
+        Called from any thread when the node begins; raises nothing.
+        """
+        try:
+            for tool, arguments in self._plans.tool_inputs(name, input):
+                key = self._plans.tool_key(name, tool, is_async)
+                plan = self._plans.available(key, arguments) if tool not in skip and self._plans.may_have(key) else None
+                if plan is not None:
+                    self._open_provider_calls(plan, config)
+                    self._start_part(name, plan, arguments, node_position, step, [], pushed=True)
+        except Exception as error:
+            log_fallback(error, None, f"the tools of the node {name!r}")
 
     def _planned(
         self, key: PlanKey, input: Any, config: Mapping[str, Any]
@@ -469,6 +542,11 @@ def calls_provider(graph: Graph) -> bool:
     """Return True if a graph calls models or retrievers of the user's own."""
     fragments = [f.graph for p in graph for f in (p.fragment, p.otherwise) if f is not None]
     return any(p.engine == PROVIDER for p in graph) or any(map(calls_provider, fragments))
+
+
+def _only_calls_provider(graph: Graph) -> bool:
+    """Return True if a graph sends nothing to engines of a pool."""
+    return all(inner.engine in ("", PROVIDER) for p in graph for inner in leaf_primitives(p))
 
 
 @lru_cache(maxsize=256)

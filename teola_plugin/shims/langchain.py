@@ -526,6 +526,21 @@ def _is_from(function: Any, module: str, name: str) -> bool:
 # ------------------------------------------------------------ models that a config chooses
 
 
+_LISTENERS = ("Runnable.with_listeners.<locals>.<lambda>", "Runnable.with_alisteners.<locals>.<lambda>")
+
+
+def listens_to_ends(factory: Any) -> bool:
+    """Return True for a config factory by which `with_listeners` adds listeners to ends and errors, none to starts.
+
+    Private: the names and closures of these functions; since langchain-core 1.0. Without it: False, and calls of what
+    the listeners are bound to start in their place.
+    """
+    if not any(_is_from(factory, "langchain_core.runnables.base", name) for name in _LISTENERS):
+        return False
+    cells = dict(zip(factory.__code__.co_freevars, factory.__closure__ or (), strict=True))
+    return "on_start" in cells and cells["on_start"].cell_contents is None
+
+
 def setting_names(runnable: Any) -> tuple[str, ...] | None:
     """Return the keys of `configurable` that choose models in a Runnable; empty for none, None if any key may.
 

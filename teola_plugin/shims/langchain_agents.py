@@ -1,5 +1,5 @@
-"""Private names of LangChain's agents and tools, and of LangGraph's tool node: each touched here, in a function that
-says what happens without it.
+"""Private names of LangChain's agents, tools and chat histories, and of LangGraph's tool node: each touched here, in a
+function that says what happens without it.
 
 Seen unchanged from langchain-core 1.7.0, langchain 1.4.0 and langgraph 1.2.0 on. Nothing of langchain or langgraph is
 imported here: their objects are known by where their functions come from.
@@ -58,13 +58,18 @@ class ReactModel(NamedTuple):
     chain: Any
     """From the state to the answer: a Runnable of the prompt, and of the model with its tools. None where a function
     of the user's own chooses the model for each call."""
+    prompt: Any
+    """As it was given: a text, a message, a Runnable or a function; None for none."""
+    takes_messages: bool
+    """True if each call gets the messages of a state that is a dictionary: no hook chooses others before it."""
 
 
 def react_model(graph: Any) -> ReactModel | None:
     """Return the chain of a graph that langgraph's `create_react_agent` compiled; None for any other graph.
 
-    Private: the variables of the closure of `create_react_agent.<locals>.call_model`; since langgraph-prebuilt 1.0.0.
-    Where they are called otherwise: None, and the node is the user's own code to us.
+    Private: the variables of the closures of `create_react_agent.<locals>.call_model`, and of `_resolve_model` and
+    `_get_model_input_state` in it; since langgraph-prebuilt 1.0.0. Where they are called otherwise: None, and the node
+    is the user's own code to us.
     """
     node = getattr(graph, "nodes", {}).get("agent")
     function = getattr(getattr(node, "bound", None), "func", None)
@@ -72,9 +77,34 @@ def react_model(graph: Any) -> ReactModel | None:
     if not _is_from(function, "langgraph.prebuilt.chat_agent_executor", where):
         return None
     closure = _closure(function) or {}
-    if "static_model" in closure:
-        return ReactModel("agent", closure["static_model"])
-    report_missing("langgraph-prebuilt", "create_react_agent(static_model)", "nothing of an agent starts early")
+    prompts = _closure(closure.get("_resolve_model")) or {}
+    states = _closure(closure.get("_get_model_input_state")) or {}
+    variables = ("static_model", "prompt", "pre_model_hook", "state_schema")
+    if not all(name in {**closure, **prompts, **states} for name in variables):
+        report_missing(
+            "langgraph-prebuilt", f"create_react_agent({', '.join(variables)})", "nothing of an agent starts early"
+        )
+        return None
+    has_fields = hasattr(states["state_schema"], "model_fields")
+    takes_messages = states["pre_model_hook"] is None and not has_fields
+    return ReactModel("agent", closure["static_model"], prompts["prompt"], takes_messages)
+
+
+# ------------------------------------------------------------ chat histories
+
+_CHAIN_VARIABLES = {"_call_runnable_sync": "runnable_sync", "_call_runnable_async": "runnable_async"}
+
+
+def chain_with_history(function: Any) -> Any:
+    """Return the chain that a function of `RunnableWithMessageHistory` returns for each call; None for any other one.
+
+    Private: the closures of two functions in its constructor; since langchain-core 1.7.0. Where they are called
+    otherwise: None, and the chain is planned when it is called first, without the functions in it.
+    """
+    for name, variable in _CHAIN_VARIABLES.items():
+        where = f"RunnableWithMessageHistory.__init__.<locals>.{name}"
+        if _is_from(function, "langchain_core.runnables.history", where):
+            return (_closure(function) or {}).get(variable)
     return None
 
 
@@ -142,6 +172,23 @@ def tool_node_parts(node: Any) -> ToolNodeParts | None:
 def _takes_injected(tool: Any, injected: Any) -> bool:
     fields = vars(injected) if hasattr(injected, "__dict__") else None
     return fields is None or any(fields.values()) or bool(getattr(tool, "_injected_args_keys", True))
+
+
+def tool_calls_in(node: Any, input: Any) -> list[Any]:
+    """Return the calls that a `ToolNode` makes for an input, each a dictionary with `name`, `args` and `id`.
+
+    Private: `ToolNode._parse_input`; since langgraph-prebuilt 1.0.0. Without it, and for an input that the node
+    refuses: none, and calls of models in tools start in their place.
+    """
+    parse = getattr(node, "_parse_input", None)
+    if parse is None:
+        report_missing("langgraph-prebuilt", "ToolNode._parse_input", "calls of models in tools start in their place")
+        return []
+    try:
+        calls, *_ = parse(input)
+    except Exception:  # the node will raise it, too
+        return []
+    return list(calls)
 
 
 RunOne = Callable[..., Any]

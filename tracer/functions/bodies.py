@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role, Slice
-from teola_plugin.tracer.draft import DERIVED, Span
+from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role, Slice, read_path
+from teola_plugin.graph import items_of as list_items
+from teola_plugin.tracer.draft import DERIVED, Span, mark_fallible
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.operations import items_of
 from teola_plugin.tracer.functions.pure_expressions import substitute
@@ -188,11 +190,45 @@ class MapLoop:
             output_ref, is_result = output
             component = self._add_component(output_ref, one_by_one=one_by_one)
             results = component if is_result else UNKNOWN_VALUE
+        elif result_ref is not None and not (self.body.runs_user_code or self.body.mutations.refs):
+            results = self._compute_each(result_ref)
         if self.captures.record_mutations(self.body):
             self.outer.mutations.add(self.items)
         if self.body.runs_user_code:
             self.outer.add_user_code()
         return results
+
+    def _compute_each(self, result: Ref) -> Symbol:
+        """Return the list of what the body computes for each item, as one CALL; unknown if anything else is in it.
+
+        `result`: the value that the body gives for one item.
+        """
+        outer, draft = self.outer, self.body.draft
+        steps = [(step.name, draft.calls.get(step.name), step.inputs) for step in draft.components.values()]
+        is_computed = all(step.role is Role.CALL for step in draft.components.values())
+        if not is_computed or result.producer not in draft.components:
+            return UNKNOWN_VALUE
+        try:
+            items = outer.to_ref(as_list(self.items))
+        except NotUnderstood:
+            return UNKNOWN_VALUE
+
+        def compute(items: Any, **captured: Any) -> list[Any]:
+            """Return the results of the body's calls for each item, one item after the other."""
+            results = []
+            for item in list_items(items):
+                values = {ITEM: item, **{f"${name}": value for name, value in captured.items()}}
+                for name, call, inputs in steps:
+                    assert call is not None
+                    arguments = {key: read_path(values[ref.producer], ref.path) for key, ref in inputs}
+                    values[name] = call(**arguments)
+                results.append(read_path(values[result.producer], result.path))
+            return results
+
+        name = outer.draft.name(f"{outer.name}.values")
+        outer.shared.helpers.add(name)
+        inputs = (("items", items), *self.captures.inputs.items())
+        return outer.draft.add(Component(name, Role.CALL, inputs), mark_fallible(compute))
 
     def _add_component(self, output: Ref, *, one_by_one: bool) -> Symbol:
         """Add the MAP to the outer draft, with the body as its template. Return a ref to the list of results.

@@ -556,7 +556,7 @@ class FunctionInterpreter:
 
     def finish_body(self, output: Ref | None) -> tuple[Ref, bool] | None:
         """Drop what cannot be prefetched. Return the output, and whether that is `output`; None if nothing is left."""
-        return prune_body(self.draft, output, self.shared.helpers)
+        return prune_body(self.draft, output, self.shared.helpers, has_user_code=self.runs_user_code)
 
 
 def _has_user_code(components: Iterable[Component]) -> bool:

@@ -149,7 +149,9 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     results = loop.finish(accumulators.output(added), one_by_one=True)
     interpreter.forget_names([node.target, *node.body])
     uses_engines = any(map(uses_engine, list(interpreter.draft.components.values())[first_new:]))
-    if isinstance(results, Ref) and uses_engines:
+    has_results = isinstance(results, Ref) and (uses_engines or len(comprehensions) < len(added))
+    if has_results:
+        assert isinstance(results, Ref)
         lists = {name: _read_each(interpreter, results, name if len(added) > 1 else "") for name in added}
         interpreter.frame.names |= accumulators.final_values(interpreter, added, lists)
     elif not uses_engines:
@@ -158,7 +160,7 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
         started_empty = truth_of(accumulators.initial[name]) is False
         results_of_all = interpreter.frame.names[name]
         interpreter.frame.names[name] = AwaitableValue(results_of_all) if started_empty else UNKNOWN_VALUE
-    return uses_engines or len(comprehensions) > 0
+    return uses_engines or has_results or len(comprehensions) > 0
 
 
 def _run_as_fold(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from teola_plugin.graph import ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import Draft, Names, Span
+from teola_plugin.tracer.leaf import searches_own_store
 
 _USER_CODE = (Role.OPAQUE, Role.TOOL)
 EMPTY_SPAN = Span()
@@ -17,14 +18,18 @@ def uses_engine(component: Component) -> bool:
     return bool(component.engine or component.embedder) or component.body is not None
 
 
-def prune_body(draft: Draft, output: Ref | None, helpers: set[str]) -> tuple[Ref, bool] | None:
+def prune_body(
+    draft: Draft, output: Ref | None, helpers: set[str], *, has_user_code: bool = False
+) -> tuple[Ref, bool] | None:
     """Keep the components of a loop's or branch's body that can run before the original gets there.
 
     `helpers` are the components that compute values for others; those that nobody reads are dropped, too.
+    `has_user_code`: the body also runs code that may write to any store, so that searches of the user's own stores wait
+    for the original.
 
     Returns the output of the body, and whether that is `output`; None if no component uses an engine.
     """
-    _drop(draft, _waiting_for_user_code(draft))
+    _drop(draft, _waiting_for_user_code(draft, with_searches=has_user_code))
     _drop_unread(draft, helpers, set() if output is None else {output.producer})
     if not any(map(uses_engine, draft.components.values())):
         return None
@@ -57,11 +62,15 @@ def prune_function(draft: Draft, span: Span, helpers: set[str], outputs: set[str
     return waiting, _drop_unread(draft, helpers, outputs, _drop(draft, dropped, span))
 
 
-def _waiting_for_user_code(draft: Draft) -> set[str]:
-    """Return the names of the components that are user code, or that read its values."""
+def _waiting_for_user_code(draft: Draft, *, with_searches: bool = False) -> set[str]:
+    """Return the names of the components that are user code, or that read its values.
+
+    `with_searches`: searches of the user's own stores wait for user code as well.
+    """
     names: set[str] = set()
     for c in draft.components.values():
-        if c.role in _USER_CODE or any(ref.producer in names for _, ref in c.inputs):
+        is_waiting = c.role in _USER_CODE or (with_searches and searches_own_store(c))
+        if is_waiting or any(ref.producer in names for _, ref in c.inputs):
             names.add(c.name)
     return names
 

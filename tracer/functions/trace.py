@@ -276,9 +276,14 @@ def materialize(draft: Draft, symbol: Symbol, name: str) -> Ref | None:
         return None
 
 
-def trace_function(func: object, names: Iterable[str], name: str = "") -> TraceResult:
-    """Return the template of a function. Its input is a dictionary of the arguments with these names."""
-    return _trace(func, {key: Ref(INPUT).at(key) for key in names}, name)
+def trace_function(
+    func: object, names: Iterable[str], name: str = "", find_leaves: FindLeaves | None = None
+) -> TraceResult:
+    """Return the template of a function. Its input is a dictionary of the arguments with these names.
+
+    `find_leaves` finds the models and retrievers of the user's own whose calls are components, too.
+    """
+    return _trace(func, {key: Ref(INPUT).at(key) for key in names}, name, find_leaves=find_leaves)
 
 
 def trace_node(func: object, state: str, name: str = "") -> TraceResult:
@@ -286,10 +291,16 @@ def trace_node(func: object, state: str, name: str = "") -> TraceResult:
     return _trace(func, {state: Ref(INPUT)}, name, state)
 
 
-def _trace(func: object, arguments: Mapping[str, Symbol], name: str, state: str = "") -> TraceResult:
+def _trace(
+    func: object,
+    arguments: Mapping[str, Symbol],
+    name: str,
+    state: str = "",
+    find_leaves: FindLeaves | None = None,
+) -> TraceResult:
     """Return the template of a function that is called with these arguments; see `trace_function` and `trace_node`."""
     draft = Draft()
-    summary = summarize_function(func, arguments, draft, name, state=state)
+    summary = summarize_function(func, arguments, draft, name, state=state, find_leaves=find_leaves)
     value = summary.value
     output = None if isinstance(value, (Unknown, KnownValue)) else materialize(draft, value, name or "output")
     return draft.finish(Ref(INPUT) if output is None else output, name or "function")

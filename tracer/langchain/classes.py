@@ -163,6 +163,8 @@ _NAMES: tuple[tuple[type, str], ...] = (
 
 WRAPPED_FUNCTION = "__teola_function__"
 """Attribute of functions that stand for one of the user's: that function."""
+PLANNED_CHAIN = "__teola_planned_chain__"
+"""Attribute of functions that return one chain in every call: that chain, accelerated if it gains."""
 
 
 def functions_of(node: object) -> Mapping[bool | None, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langgraph.constants import END, START
 
@@ -24,6 +25,7 @@ from teola_plugin.tracer.functions import (
     Fields,
     FindLeaves,
     FunctionInterpreter,
+    Instance,
     InstancePerItem,
     ItemList,
     KnownValue,
@@ -39,7 +41,7 @@ from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
-from teola_plugin.tracer.langchain.trace import trace_into
+from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.langgraph.settings import CALLED_TASK, NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_rule
 from teola_plugin.tracer.langgraph.shape import (
     MESSAGES,
@@ -52,7 +54,7 @@ from teola_plugin.tracer.langgraph.shape import (
     may_interrupt,
     shape_of,
 )
-from teola_plugin.tracer.langgraph.updates import are_requests, updated_value
+from teola_plugin.tracer.langgraph.updates import EMPTY_NODE, LoweredNode, are_requests, updated_value
 from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value
@@ -94,37 +96,6 @@ def lookahead(
 
 
 # ------------------------------------------------------------ one node
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredNode:
-    """A node, or the function of a conditional edge, after its components were added to a draft."""
-
-    span: Span = EMPTY_SPAN
-    updates: Mapping[str, Symbol] | None = None
-    """The values that it writes, by channel; None if these are not known."""
-    goto: tuple[str, ...] = ()
-    """The nodes to which it goes, as far as it names them itself."""
-    sends: tuple[InstancePerItem, ...] = ()
-    """Tasks that it sends to nodes, one for each item of a list."""
-    is_opaque: bool = False
-    """True if it runs unknown code, which may take long."""
-    mutations: Mutations = field(default_factory=Mutations)
-    """The values that it changes in place; channels hold these, too."""
-    runs_user_code: bool = False
-    """True if code runs that may do anything."""
-    pauses: bool = False
-    """True if it may interrupt the graph: nothing behind it is certain."""
-    changes_objects: bool = False
-    """True if it changes attributes or items of objects that later nodes may read: nothing behind it is known."""
-
-    @property
-    def is_barrier(self) -> bool:
-        """True if nothing behind it can be prefetched."""
-        return self.pauses or self.changes_objects
-
-
-EMPTY_NODE = LoweredNode()
 
 
 def lower_node(
@@ -182,7 +153,7 @@ def lower_node(
         interpreter.mutations.update(lowered.mutations)
         if lowered.runs_user_code:
             interpreter.add_user_code()
-        return UNKNOWN_VALUE if lowered.updates is None else Fields(lowered.updates)
+        return lowered.value
 
     settings = {"config": NODE_CONFIG, "runtime": NODE_RUNTIME} if has_settings else {}
     injected = {key: settings.get(key, UNKNOWN_VALUE) for key in injected_arguments(bound)}
@@ -211,6 +182,7 @@ def lower_node(
         summary.runs_user_code,
         may_interrupt(func) or any(one.pauses for one in called_graphs),
         summary.changes_objects or any(one.changes_objects for one in called_graphs),
+        summary.value,
     )
 
 
@@ -229,7 +201,19 @@ def _lower_graph(
     Return None for an object that is no graph, or whose input is not known.
     """
     shape = shape_of(graph) if depth < MAX_GRAPH_DEPTH else None
-    if shape is None or shape.is_function or shape.keeps_state or not isinstance(argument, Fields | Ref):
+    if shape is None or shape.keeps_state:
+        return None
+    row = TraceNode(f"graph.{name}", type(graph).__name__, "lowered", reason=CALLED_GRAPH)
+    if shape.is_function:
+        (node,) = shape.nodes.values()
+        if node.skippable:
+            return None
+        draft.nodes.append(row)
+        options: Any = {"depth": depth + 1, "has_settings": has_settings, "reads_tasks": not shape.caches_tasks}
+        lowered = lower_node(draft, node.bound, argument, name, None, find_leaves, is_async=is_async, **options)
+        pauses = lowered.pauses or node.pauses or isinstance(lowered.value, Instance)  # a `Command` goes anywhere
+        return replace(lowered, goto=(), sends=(), pauses=pauses)
+    if not isinstance(argument, Fields | Ref):
         return None
     graph_input = argument if isinstance(argument, Fields) else Fields({}, argument)
     values: dict[str, Symbol] = {}
@@ -238,10 +222,10 @@ def _lower_graph(
         is_given = channel in shape.inputs and (channel in graph_input.items or graph_input.base is not None)
         update = read_key(graph_input, KnownValue(channel)) if is_given else None
         values[channel] = initial if update is None else updated_value(rule, initial, update)
-    options: Any = {"prefix": name, "depth": depth + 1, "has_settings": has_settings}
+    options = {"prefix": name, "depth": depth + 1, "has_settings": has_settings}
     edges = back_edges(shape), accompanied_nodes(shape)
     tracer = _LookaheadTracer(shape, *edges, None, find_leaves, is_async, draft.names, **options)
-    draft.nodes.append(TraceNode(f"graph.{name}", type(graph).__name__, "lowered", reason=CALLED_GRAPH))
+    draft.nodes.append(row)
     end = tracer.trace_inside(draft, _SymbolicState(values))
     updates = None if end is None else {name: end.values.get(name, UNKNOWN_VALUE) for name in shape.outputs}
     return LoweredNode(
@@ -251,6 +235,7 @@ def _lower_graph(
         runs_user_code=tracer.runs_user_code or end is None,
         pauses=tracer.pauses or any(map(_may_pause, shape.nodes.values())),
         changes_objects=tracer.changes_objects,
+        value=UNKNOWN_VALUE if updates is None else Fields(updates),
     )
 
 
@@ -415,7 +400,7 @@ class _LookaheadTracer:
             argument,
             name,
             self.decide,
-            self.find_leaves,
+            self._find_leaves(),
             is_async=self.is_async,
             depth=self.depth,
             has_settings=self.has_settings,
@@ -429,6 +414,18 @@ class _LookaheadTracer:
         self.changes_objects = self.changes_objects or lowered.changes_objects
         return lowered
 
+    def _find_leaves(self) -> FindLeaves | None:
+        """Return what finds leaves in the next node: no retrievers behind code that may have written to their store."""
+        find_leaves = self.find_leaves
+        if find_leaves is None or not self.runs_user_code:
+            return find_leaves
+
+        def find(runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], form: bool | None) -> FindLeaf:
+            find_leaf = find_leaves(runnable, location, kwargs, form)
+            return lambda node, bound, path: None if isinstance(node, BaseRetriever) else find_leaf(node, bound, path)
+
+        return find
+
     def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState | None:
         """Return the state without the channels that nodes may write which run beside those on the path.
 
@@ -440,6 +437,7 @@ class _LookaheadTracer:
             lowered = lower_node(Draft(), node.bound, state.read(node.reads), name, depth=MAX_GRAPH_DEPTH)
             if lowered.is_barrier:
                 return None
+            self.runs_user_code = self.runs_user_code or lowered.runs_user_code
             unknown = values if lowered.updates is None else lowered.updates
             values |= dict.fromkeys(unknown, UNKNOWN_VALUE)
         return replace(state, values=values)
@@ -534,14 +532,16 @@ class _LookaheadTracer:
             node.bound,
             argument,
             node.name,
-            find_leaves=self.find_leaves,
+            find_leaves=self._find_leaves(),
             is_async=self.is_async,
             has_settings=False,
             reads_tasks=not self.shape.caches_tasks,
         )
         updates = lowered.updates or {}
         appended = {key: item for key, item in updates.items() if self.shape.update_rules.get(key) == "append"}
-        output = prune_body(body, materialize(body, Fields(appended), node.name) if appended else None, set())
+        self.runs_user_code = self.runs_user_code or lowered.runs_user_code
+        result = materialize(body, Fields(appended), node.name) if appended else None
+        output = prune_body(body, result, set(), has_user_code=lowered.runs_user_code)
         values = {**state.values, **dict.fromkeys(updates, UNKNOWN_VALUE)}
         if output is not None:
             body_output, is_complete = output

@@ -12,8 +12,9 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.constants import END, START
 from langgraph.graph.message import add_messages
@@ -21,7 +22,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
-from teola_plugin.shims.langchain_agents import AgentModel, agent_model
+from teola_plugin.shims.langchain_agents import AgentModel, ReactModel, agent_model, react_model
 from teola_plugin.tracer.functions.lookup import FreeNames, is_framework_code
 
 UpdateRule = Literal["replace", "append", "messages", "unknown"]
@@ -109,7 +110,7 @@ def shape_of(graph: Any) -> GraphShape | None:
     """Return the shape of a graph; None for one of bare channels, which has no edges."""
     if not isinstance(graph, CompiledStateGraph):
         return _shape_of_function(graph)
-    builder, nodes, agent = graph.builder, {}, agent_model(graph)
+    builder, nodes, agent = graph.builder, {}, agent_model(graph) or react_model(graph)
     for name, node in graph.nodes.items():
         if name == START and not builder.branches.get(START):
             continue  # the first nodes begin as soon
@@ -133,11 +134,13 @@ def shape_of(graph: Any) -> GraphShape | None:
     return GraphShape(nodes, rules, frozenset(first_nodes), inputs, outputs, keeps_state, bool(graph.cache_policy))
 
 
-def _model_chain(agent: AgentModel) -> Runnable[Any, Any] | None:
-    """Return the prompt and the model of an agent of `create_agent`, as a chain that is called with its messages.
+def _model_chain(agent: AgentModel | ReactModel) -> Runnable[Any, Any] | None:
+    """Return the prompt and the model of an agent, as a chain that is called with its messages.
 
-    Return None where middleware or a format of the answer decides what is called.
+    Return None where middleware, a function of the user's or a format of the answer decides what is called.
     """
+    if isinstance(agent, ReactModel):
+        return _react_chain(agent)
     bind_tools = getattr(type(agent.model), "bind_tools", None)
     if agent.wrapped or agent.structured or not isinstance(agent.model, BaseChatModel):
         return None
@@ -147,6 +150,22 @@ def _model_chain(agent: AgentModel) -> Runnable[Any, Any] | None:
     prompt = ChatPromptTemplate.from_messages([*before, MessagesPlaceholder(MESSAGES)])
     model = agent.model.bind_tools(agent.tools, tool_choice=None) if agent.tools else agent.model
     return prompt | model
+
+
+def _react_chain(agent: ReactModel) -> Runnable[Any, Any] | None:
+    """Return the chain of an agent of `create_react_agent`, with a prompt template in place of its own first step."""
+    chain, prompt = agent.chain, agent.prompt
+    if not agent.takes_messages or type(chain) is not RunnableSequence or len(chain.steps) != 2:
+        return None
+    model = chain.steps[1]
+    if not isinstance(model.bound if isinstance(model, RunnableBinding) else model, BaseChatModel):
+        return None
+    if type(prompt) is ChatPromptTemplate and {*prompt.input_variables, *prompt.optional_variables} == {MESSAGES}:
+        return prompt | model
+    if prompt is not None and type(prompt) not in (str, SystemMessage):
+        return None
+    before = [] if prompt is None else [SystemMessage(prompt) if type(prompt) is str else prompt]
+    return ChatPromptTemplate.from_messages([*before, MessagesPlaceholder(MESSAGES)]) | model
 
 
 def _shape_of_function(graph: Any) -> GraphShape | None:

@@ -1,15 +1,17 @@
-"""The values of a graph's channels after an update, as symbols."""
+"""What a node does to a graph's state: its effects, and the values of channels after an update, as symbols."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, SystemMessage
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from teola_plugin.graph import ITEM, Ref
+from teola_plugin.tracer.draft import Span
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
@@ -21,9 +23,44 @@ from teola_plugin.tracer.functions import (
     Symbol,
 )
 from teola_plugin.tracer.functions.lookup import is_framework_code, is_instance
+from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.symbols import Expression, Item
 from teola_plugin.tracer.langgraph.shape import UpdateRule
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredNode:
+    """A node, or the function of a conditional edge, after its components were added to a draft."""
+
+    span: Span = EMPTY_SPAN
+    updates: Mapping[str, Symbol] | None = None
+    """The values that it writes, by channel; None if these are not known."""
+    goto: tuple[str, ...] = ()
+    """The nodes to which it goes, as far as it names them itself."""
+    sends: tuple[InstancePerItem, ...] = ()
+    """Tasks that it sends to nodes, one for each item of a list."""
+    is_opaque: bool = False
+    """True if it runs unknown code, which may take long."""
+    mutations: Mutations = field(default_factory=Mutations)
+    """The values that it changes in place; channels hold these, too."""
+    runs_user_code: bool = False
+    """True if code runs that may do anything."""
+    pauses: bool = False
+    """True if it may interrupt the graph: nothing behind it is certain."""
+    changes_objects: bool = False
+    """True if it changes attributes or items of objects that later nodes may read: nothing behind it is known."""
+    value: Symbol = UNKNOWN_VALUE
+    """What it returns."""
+
+    @property
+    def is_barrier(self) -> bool:
+        """True if nothing behind it can be prefetched."""
+        return self.pauses or self.changes_objects
+
+
+EMPTY_NODE = LoweredNode()
 
 
 def updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:

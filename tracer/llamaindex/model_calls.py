@@ -22,7 +22,7 @@ from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
-from teola_plugin.graph import Attributes, Effect, PromptPart, Ref, Role
+from teola_plugin.graph import Attributes, PromptPart, Ref, Role
 from teola_plugin.requests.payloads import UNKNOWN, Generate, Generation
 from teola_plugin.shims.llamaindex.copies import clone, silent_callback_manager
 from teola_plugin.shims.llamaindex.engines import RouterQueryEngineParts
@@ -35,6 +35,7 @@ from teola_plugin.shims.llamaindex.retrieval import (
 )
 from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of, replay
 from teola_plugin.tracer.draft import DERIVED
+from teola_plugin.tracer.leaf import search_effect
 from teola_plugin.tracer.symbols import NotUnderstood
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def add_provider_call(
     assert own_models is not None
     name = lowering.unique_name(base_name, *DERIVED, "parsed")
     own_models.add_site(name, target, runs_in_loop=lowering.runs_in_loop)
-    effects = (Effect(f"store:{id(target)}"),) if role is Role.SEARCHING else ()
+    effects = (search_effect(target),) if role is Role.SEARCHING else ()
     return lowering.add_component(
         name,
         role,

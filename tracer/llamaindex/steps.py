@@ -574,7 +574,8 @@ def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Argum
         return UNKNOWN_VALUE
 
     def content(node: Any) -> str:
-        if not isinstance(node, (NodeWithScore, BaseNode)) or not is_framework_code(type(node)):
+        is_node = isinstance(node, (NodeWithScore, BaseNode)) and is_framework_code(type(node))
+        if not is_node or not is_framework_code(type(getattr(node, "node", node))):
             raise UnfitValue(f"a {type(node).__name__} is no node of LlamaIndex's")
         return str(node.get_content())
 

@@ -23,7 +23,7 @@ from teola_plugin.adapters.planned_queries import expected_sizes, log_fallback
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_position
-from teola_plugin.shims.langchain_agents import call_arguments, retriever_of
+from teola_plugin.shims.langchain_agents import call_arguments, retriever_of, tool_node_parts
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions import trace_function
 from teola_plugin.tracer.langchain.trace import trace
@@ -49,6 +49,18 @@ def function_arguments(tool: BaseTool, args: Mapping[str, Any]) -> Arguments | N
     Raises what the schema raises for arguments that it refuses.
     """
     return call_arguments(tool, args) if is_plain(tool.args_schema) else None
+
+
+def named_arguments(tool: Any, args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of a tool's function by the names of its parameters; None if its schema is not plain.
+
+    `tool`: made of a function. Raises what the schema raises for arguments that it refuses.
+    """
+    arguments = function_arguments(tool, args)
+    if arguments is None:
+        return None
+    names = inspect.signature(tool.func or tool.coroutine).parameters
+    return {**dict(zip(names, arguments[0], strict=False)), **arguments[1]}
 
 
 def needs_runtime_context(function: Callable[..., Any]) -> bool:
@@ -107,6 +119,21 @@ def _is_plain_type(annotation: Any) -> bool:
     if origin is Annotated:
         return _is_plain_type(inner[0]) and all(map(_is_constraint, inner[1:]))
     return (origin or annotation) in _CONTAINERS and all(one is ... or _is_plain_type(one) for one in inner)
+
+
+def plain_tools(bound: Any) -> dict[str, Any]:
+    """Return the tools of a tool node, by name, that are functions called with what the model writes, and nothing else.
+
+    None of a node whose calls are handed to a function of the user's own or to middleware.
+    """
+    parts = tool_node_parts(bound)
+    if parts is None or parts.wrapped:
+        return {}
+    return {
+        name: tool
+        for name, tool in parts.tools.items()
+        if type(tool) in (StructuredTool, Tool) and name not in parts.injected and is_plain(tool.args_schema)
+    }
 
 
 # ------------------------------------------------------------ requests to engines
@@ -186,7 +213,7 @@ def _traced_work(tool: BaseTool, planner: ToolPlanner) -> ToolWork | None:
     names = tuple(inspect.signature(function).parameters)
 
     def to_input(args: Mapping[str, Any]) -> dict[str, Any]:
-        parsed = function_arguments(tool, args)
-        return dict(args) if parsed is None else {**dict(zip(names, parsed[0], strict=False)), **parsed[1]}
+        arguments = named_arguments(tool, args)
+        return dict(args) if arguments is None else arguments
 
     return ToolWork(planner, trace_function(function, names, tool.name), to_input)

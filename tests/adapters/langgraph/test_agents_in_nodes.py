@@ -10,13 +10,14 @@ from typing import Any, TypedDict
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableParallel
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import create_react_agent
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
@@ -106,6 +107,27 @@ def messages_and_dictionaries(model: Any) -> Any:
     return outer_graph(model, *agents, messages=messages)
 
 
+def react_agents(model: Any) -> Any:
+    ann = create_react_agent(model, [], prompt="You are {Ann}.")
+    bob = create_react_agent(model, [look_up], prompt=SystemMessage("You are Bob."))
+    return outer_graph(model, ann, bob, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
+def react_agents_without_a_prompt(model: Any) -> Any:
+    agents = [create_react_agent(model, []), create_react_agent(model, [look_up], name="judge")]
+
+    def messages(state: State) -> list[Any]:
+        return [HumanMessage(content="be brief"), {"role": "user", "content": f"facts on {state['topic']}"}]
+
+    return outer_graph(model, *agents, messages=messages)
+
+
+def react_agents_with_a_template(model: Any) -> Any:
+    template = ChatPromptTemplate.from_messages([("system", "You are Ann."), ("placeholder", "{messages}")])
+    agents = [create_react_agent(model, tools, prompt=template) for tools in ([], [look_up])]
+    return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
 def chains_as_nodes(model: Any) -> Any:
     """Build a graph whose nodes are chains. They run in the way in which the graph is called."""
     facts = ChatPromptTemplate.from_template("facts on {topic}") | model | StrOutputParser()
@@ -133,6 +155,33 @@ def with_middleware(model: Any) -> Any:
     return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
 
 
+def behind_a_react_agent_with_tools(model: Any) -> Any:
+    agents = [create_react_agent(model, [look_up]) for _ in range(2)]
+    return outer_graph(model, *agents, messages=lambda state: [("user", f"facts on {state['topic']}")])
+
+
+def with_a_hook(model: Any) -> Any:
+    def shorten(state: Any) -> Any:
+        return {"llm_input_messages": state["messages"][-1:]}
+
+    agents = [create_react_agent(model, [], pre_model_hook=shorten) for _ in range(2)]
+    messages = [HumanMessage("hello"), HumanMessage("oats")]
+    return outer_graph(model, *agents, messages=lambda state: messages)
+
+
+def with_a_function_as_prompt(model: Any) -> Any:
+    def prompt(state: Any) -> list[Any]:
+        return [SystemMessage(f"{len(state['messages'])} messages"), *state["messages"]]
+
+    agents = [create_react_agent(model, [], prompt=prompt) for _ in range(2)]
+    return outer_graph(model, *agents, messages=lambda state: [("user", state["topic"])])
+
+
+def with_a_chosen_model(model: Any) -> Any:
+    agents = [create_react_agent(lambda state, runtime: model, []) for _ in range(2)]
+    return outer_graph(model, *agents, messages=lambda state: [("user", state["topic"])])
+
+
 def with_answers_before(model: Any) -> Any:
     agents = [create_agent(model, [look_up]) for _ in range(2)]
     broken: Any = {"name": "look_up", "args": "{", "id": "9", "error": "no JSON", "type": "invalid_tool_call"}
@@ -141,6 +190,10 @@ def with_answers_before(model: Any) -> Any:
         return [("user", "hello"), AIMessage("", invalid_tool_calls=[broken]), ("user", state["topic"])]
 
     return outer_graph(model, *agents, messages=messages)
+
+
+REACT = (react_agents, react_agents_without_a_prompt, react_agents_with_a_template)
+UNREAD_REACT = (behind_a_react_agent_with_tools, with_a_hook, with_a_function_as_prompt, with_a_chosen_model)
 
 
 def called(stub: OpenAIStub, build: Build, change: Callable[[Any], Any], way: str) -> tuple[Any, list[str], int]:
@@ -159,7 +212,7 @@ def called(stub: OpenAIStub, build: Build, change: Callable[[Any], Any], way: st
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "updates"])
-@pytest.mark.parametrize("build", [pairs, messages_and_dictionaries, chains_as_nodes])
+@pytest.mark.parametrize("build", [pairs, messages_and_dictionaries, chains_as_nodes, *REACT])
 def test_first_call_of_an_agent_in_a_node_overlaps(stub: OpenAIStub, build: Build, way: str) -> None:
     expected = called(stub, build, lambda graph: graph, way)
 
@@ -170,7 +223,7 @@ def test_first_call_of_an_agent_in_a_node_overlaps(stub: OpenAIStub, build: Buil
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "updates"])
-@pytest.mark.parametrize("build", [behind_an_agent_with_tools, with_middleware, with_answers_before])
+@pytest.mark.parametrize("build", [behind_an_agent_with_tools, with_middleware, with_answers_before, *UNREAD_REACT])
 def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: OpenAIStub, build: Build, way: str) -> None:
     expected = called(stub, build, lambda graph: graph, way)
 
@@ -179,10 +232,11 @@ def test_agent_call_with_uncertain_messages_is_not_prefetched(stub: OpenAIStub, 
     assert result == expected
 
 
-def test_error_of_the_first_agent_is_the_originals(stub: OpenAIStub) -> None:
+@pytest.mark.parametrize("create", [create_agent, create_react_agent])
+def test_error_of_the_first_agent_is_the_originals(stub: OpenAIStub, create: Any) -> None:
     def build(model: Any) -> Any:
         failing = ChatOpenAI(base_url=f"{stub.base_url}/nowhere", api_key="k", model=MODEL, max_retries=0)  # type: ignore[arg-type]
-        agents = [create_agent(failing.bind(status=1), []), create_agent(model, [])]
+        agents = [create(failing.bind(status=1), []), create(model, [])]
         return outer_graph(model, *agents, messages=lambda state: [("user", state["topic"])])
 
     errors = []

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from support.hosted_model import LATENCY_S, HostedModel
@@ -122,7 +123,64 @@ def called_twice(model: HostedModel) -> Any:
     return compiled(State, research)
 
 
-GAINING: dict[str, Build] = {build.__name__: build for build in (loop, async_loop, graph_as_a_node, called_twice)}
+def entrypoint_in_a_loop(model: HostedModel) -> Any:
+    @entrypoint()
+    def note(step: str) -> str:
+        queries = model.invoke(f"queries for {step}").content
+        return str(model.invoke(f"notes on {queries}").content)
+
+    def research(state: State) -> State:
+        return {"notes": [note.invoke(step) for step in state["steps"]]}
+
+    return compiled(State, research, respond_with(model))
+
+
+def entrypoint_before_a_node(model: HostedModel) -> Any:
+    """The entrypoint calls tasks, and is called with a dictionary; the next node does not wait for its result."""
+
+    @task
+    def describe(kind: str, step: str) -> str:
+        return str(model.invoke(f"{kind} of {step}").content)
+
+    @entrypoint()
+    def note(inputs: dict[str, str]) -> dict[str, str]:
+        described = [describe(kind, inputs["step"]) for kind in ("tone", "facts")]
+        return {"notes": " ".join(one.result() for one in described)}
+
+    def research(state: State) -> State:
+        return {"notes": note.invoke({"step": state["step"]})["notes"]}
+
+    def outline(state: State) -> State:
+        return {"step": str(model.invoke(f"outline {state['step']}").content)}
+
+    return compiled(State, research, outline, respond_with(model))
+
+
+def async_entrypoint(model: HostedModel) -> Any:
+    @entrypoint()
+    async def note(step: str) -> str:
+        return " ".join([str((await model.ainvoke(f"{kind} of {step}")).content) for kind in ("tone", "facts")])
+
+    async def research(state: State) -> State:
+        return {"notes": await note.ainvoke(state["step"])}
+
+    return compiled(State, research, respond_with(model))
+
+
+def entrypoint_as_a_node(model: HostedModel) -> Any:
+    def outline(state: State) -> State:
+        return {"report": str(model.invoke(f"outline {state['step']}").content)}
+
+    @entrypoint()
+    def research(state: State) -> State:
+        return {"notes": str(model.invoke(f"notes on {state['step']}").content)}
+
+    return compiled(State, outline, ("research", research), respond_with(model))
+
+
+GRAPHS = (loop, async_loop, graph_as_a_node, called_twice)
+ENTRYPOINTS = (entrypoint_in_a_loop, entrypoint_before_a_node, async_entrypoint, entrypoint_as_a_node)
+GAINING: dict[str, Build] = {build.__name__: build for build in (*GRAPHS, *ENTRYPOINTS)}
 
 
 def gathered(model: HostedModel) -> Any:
@@ -176,13 +234,28 @@ def keeping_its_state(model: HostedModel) -> Any:
     return compiled(State, research, respond_with(model), checkpointer=InMemorySaver())
 
 
-EXACT = {**GAINING, **{build.__name__: build for build in (gathered, batched, with_a_choice)}}
+def entrypoint_that_saves(model: HostedModel) -> Any:
+    """What the entrypoint saves is not what it returns."""
+
+    @entrypoint()
+    def note(step: str) -> Any:
+        notes = str(model.invoke(f"notes on {step}").content)
+        return entrypoint.final(value=notes, save="saved")
+
+    def research(state: State) -> State:
+        return {"notes": note.invoke(state["step"])}
+
+    return compiled(State, research, respond_with(model))
+
+
+NOT_GAINING = (gathered, batched, with_a_choice, entrypoint_that_saves)
+EXACT = {**GAINING, **{build.__name__: build for build in NOT_GAINING}}
 WAYS = ("invoke", "ainvoke", "updates", "messages", "events")
 CASES = [
     pytest.param(build, way, id=f"{name}-{way}")
     for name, build in EXACT.items()
     for way in WAYS
-    if way != "invoke" or build not in (async_loop, gathered)  # coroutine nodes need a loop
+    if way != "invoke" or build not in (async_loop, gathered, async_entrypoint)  # coroutine nodes need a loop
 ]
 
 
@@ -212,7 +285,8 @@ def test_prefetched_calls_of_inner_nodes_equal_the_originals(build: Build, way: 
 
     result = called(accelerate(build(fast)), way)
 
-    in_order = sorted if build in (gathered, batched) and way in ("messages", "events") else list
+    are_side_by_side = build in (gathered, batched, entrypoint_before_a_node)
+    in_order = sorted if are_side_by_side and way in ("messages", "events") else list
     assert in_order(result) == in_order(expected)
     assert fast.prompts == plain.prompts
     assert build not in GAINING.values() or fast.most_at_once > 1
@@ -240,6 +314,61 @@ def test_error_of_an_inner_node_is_the_originals(way: str) -> None:
 
     with pytest.raises(ValueError, match="refused: notes on answer to queries for b"):
         called(accelerated, way)
+
+
+@pytest.mark.parametrize("failing", ["queries for b", "notes on answer to queries for a"])
+def test_error_of_an_entrypoint_is_the_originals(failing: str) -> None:
+    accelerated = accelerate(entrypoint_in_a_loop(HostedModel(fails_on=failing)))
+
+    with pytest.raises(ValueError, match=f"refused: {failing}"):
+        called(accelerated, "invoke")
+
+
+def test_entrypoint_with_previous_results_makes_the_originals_calls() -> None:
+    def build(model: HostedModel) -> Any:
+        @entrypoint(checkpointer=InMemorySaver())
+        def note(step: str, *, previous: Any = None) -> str:
+            return str(model.invoke(f"notes on {step} after {previous}").content)
+
+        def research(state: State) -> State:
+            config: Any = {"configurable": {"thread_id": "inner"}}
+            return {"notes": [note.invoke(step, config) for step in state["steps"]]}
+
+        return compiled(State, research, respond_with(model))
+
+    plain, fast = HostedModel(), HostedModel()
+
+    expected = called(build(plain), "invoke")
+    result = called(accelerate(build(fast)), "invoke")
+
+    assert (result, fast.prompts) == (expected, plain.prompts)
+
+
+def test_interrupted_entrypoint_resumes_without_repeated_calls() -> None:
+    def build(model: HostedModel) -> Any:
+        @entrypoint()
+        def note(step: str) -> str:
+            drafted = str(model.invoke(f"draft {step}").content)
+            approved = interrupt("good?")
+            return str(model.invoke(f"finish {drafted} {approved}").content)
+
+        def research(state: State) -> State:
+            return {"notes": note.invoke(state["step"])}
+
+        def summarize(state: State) -> State:
+            return {"report": str(model.invoke(f"summarize {state['step']}").content)}
+
+        return compiled(State, research, summarize, checkpointer=InMemorySaver())
+
+    results = []
+    for make in (lambda graph: graph, accelerate):
+        model = HostedModel()
+        graph = make(build(model))
+        config = {"configurable": {"thread_id": "1"}}
+        graph.invoke(INPUT, config)
+        results.append((graph.invoke(Command(resume="yes"), config), model.prompts))
+
+    assert results[0] == results[1]
 
 
 def test_interrupted_inner_graph_resumes_without_repeated_calls() -> None:

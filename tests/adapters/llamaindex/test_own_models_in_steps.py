@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from llama_index.core import MockEmbedding, PromptTemplate, Settings, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
 
@@ -63,6 +63,22 @@ class Comprehension(OwnWorkflow):
     @step
     async def grade(self, ev: Retrieved) -> StopEvent:
         return StopEvent(result=[str(await self.llm.acomplete(f"grade {node.get_content()}")) for node in ev.nodes])
+
+
+class ContentsFirst(OwnWorkflow):
+    """The step reads the texts of all nodes before it calls the model."""
+
+    @step
+    async def grade(self, ev: Retrieved) -> StopEvent:
+        contents = [node.node.get_content() for node in ev.nodes]
+        texts = []
+        for node in ev.nodes:
+            texts.append(node.get_content())
+        context = "; ".join([node.get_content() for node in ev.nodes])
+        grades = [str(await self.llm.acomplete(f"grade {content}")) for content in contents]
+        for text in texts:
+            grades.append(str(await self.llm.acomplete(f"check {text} in {context}")))
+        return StopEvent(result=grades)
 
 
 class Messages(OwnWorkflow):
@@ -195,7 +211,7 @@ class Representation(OwnWorkflow):
 
 
 ASYNC = (
-    *(Loop, Comprehension, Messages, HelperMethod, Predictions, Answers, Engine),
+    *(Loop, Comprehension, ContentsFirst, Messages, HelperMethod, Predictions, Answers, Engine),
     *(MadeEngine, EngineOfAHelper, MadeRetriever),
 )
 
@@ -205,6 +221,32 @@ def test_independent_calls_of_a_step_overlap(make: type[OwnWorkflow]) -> None:
     original_llm, llm = compared(make)
     assert original_llm.most_at_once == 1
     assert llm.most_at_once >= 2
+
+
+class CountedNode(TextNode):
+    """A node of a class of the user's own, which counts how often its content is read."""
+
+    reads: ClassVar[int] = 0
+
+    def get_content(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> str:
+        CountedNode.reads += 1
+        return super().get_content(metadata_mode)
+
+
+class ContentsOfCountedNodes(ContentsFirst):
+    @step
+    async def find(self, ctx: Context, ev: StartEvent) -> Retrieved:
+        return Retrieved(nodes=[NodeWithScore(node=CountedNode(text=f"text {number}")) for number in range(2)])
+
+
+def test_content_of_the_users_own_nodes_is_read_as_often_as_by_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    for change in (lambda workflow: workflow, accelerate):
+        monkeypatch.setattr(CountedNode, "reads", 0)
+        called(change(ContentsOfCountedNodes(HostedLLM())))
+        reads.append(CountedNode.reads)
+
+    assert reads[0] == reads[1] == 6
 
 
 def test_engine_created_in_a_step_uses_the_settings_llm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -611,6 +611,17 @@ def configurable_model(**options: Any) -> Any:
     return init_chat_model(model_provider="openai", api_key="k", configurable_fields=("model",), **options)
 
 
+@pytest.mark.parametrize("method", ["with_listeners", "with_alisteners"])
+def test_listens_to_ends_rejects_listeners_to_starts(method: str) -> None:
+    chain = RunnableLambda(str)
+    (to_end,) = getattr(chain, method)(on_end=print).config_factories
+    (to_start,) = getattr(chain, method)(on_start=print, on_end=print).config_factories
+
+    assert shims.listens_to_ends(to_end)
+    assert not shims.listens_to_ends(to_start)
+    assert not shims.listens_to_ends(lambda config: {})
+
+
 def test_setting_names_lists_configurable_settings() -> None:
     from langchain.chat_models import init_chat_model
 

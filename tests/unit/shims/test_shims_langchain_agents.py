@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, create_retriever_tool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, create_react_agent
@@ -78,11 +80,29 @@ def test_react_model_returns_the_chain_of_the_agent_node(monkeypatch: pytest.Mon
     assert found is not None and found.node == "agent"
     message = found.chain.invoke({"messages": [HumanMessage("hi")]})
     assert isinstance(message, AIMessage)
+    assert found.prompt == "Be kind." and found.takes_messages
+    hooked = shims.react_model(create_react_agent(Model(), [add], pre_model_hook=lambda state: state))
+    assert hooked is not None and hooked.prompt is None and not hooked.takes_messages
     chosen = shims.react_model(create_react_agent(lambda state, runtime: Model(), [add]))
     assert chosen is not None and chosen.chain is None
     assert shims.react_model(bare()) is None
     monkeypatch.setattr(shims, "_closure", lambda function: {})
     assert shims.react_model(graph) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_chain_with_history_returns_what_its_functions_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = RunnableWithMessageHistory(Model(), lambda session_id: InMemoryChatMessageHistory())
+    inner: Any = history.bound
+    functions = [vars(inner.bound.last.bound)[name] for name in ("func", "afunc")]
+
+    chains = [shims.chain_with_history(function) for function in functions]
+
+    assert chains[0] is functions[0]("text")
+    assert chains[1] is asyncio.run(functions[1]("text"))
+    assert shims.chain_with_history(print) is None
+    monkeypatch.setattr(shims, "_closure", lambda function: {})
+    assert shims.chain_with_history(functions[0]) is None
 
 
 def test_retriever_of_returns_the_retriever_of_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +138,21 @@ def test_tool_node_parts_reads_tools_and_injected_names(monkeypatch: pytest.Monk
     assert gone is not None and gone.injected == {"fresh"}
     monkeypatch.delattr(ToolNode, "_run_one")
     assert shims.tool_node_parts(node) is None
+
+
+def test_tool_calls_in_reads_all_forms_of_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ToolNode([add])
+    call: Any = {"name": "add", "args": {"a": 1}, "id": "1", "type": "tool_call"}
+    messages = [HumanMessage("hi"), AIMessage("", tool_calls=[call])]
+    sent = {"__type": "tool_call_with_context", "tool_call": call, "state": {}}
+
+    inputs: list[Any] = [messages, {"messages": messages}, [call], sent]
+    results = [shims.tool_calls_in(node, one) for one in inputs]
+
+    assert [[one["args"] for one in calls] for calls in results] == [[{"a": 1}]] * 4
+    assert shims.tool_calls_in(node, {"messages": []}) == []
+    monkeypatch.delattr(ToolNode, "_parse_input")
+    assert shims.tool_calls_in(node, messages) == []
 
 
 def test_tool_node_with_wraps_each_tool_call() -> None:
