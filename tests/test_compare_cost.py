@@ -240,7 +240,7 @@ def test_price_that_is_not_a_number_is_refused(module: str, price: str, capsys: 
 # ------------------------------------------------------------ observed methods
 
 
-class Heard:
+class RecordingObserver:
     """An observer that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -256,8 +256,8 @@ class Heard:
 
 
 @pytest.fixture
-def observer() -> Iterator[Heard]:
-    observer = Heard()
+def observer() -> Iterator[RecordingObserver]:
+    observer = RecordingObserver()
     observers[:] = [observer]
     yield observer
     observers.clear()
@@ -267,7 +267,7 @@ def test_methods_are_not_wrapped_without_an_observer() -> None:
     assert observed(len) is len
 
 
-def test_observed_methods_return_unchanged_results(observer: Heard) -> None:
+def test_observed_methods_return_unchanged_results(observer: RecordingObserver) -> None:
     def chunks() -> Iterator[str]:
         yield from ("a", "b")
 
@@ -292,7 +292,7 @@ def test_observed_methods_return_unchanged_results(observer: Heard) -> None:
     assert [value for _, value in observer.values] == ["whole", "a", "b", "answer", "a", "b", "a", "b"]
 
 
-def test_nested_method_calls_count_once(observer: Heard) -> None:
+def test_nested_method_calls_count_once(observer: RecordingObserver) -> None:
     def inner() -> Iterator[str]:
         yield from observed(lambda: ["nested"])()
 
@@ -301,7 +301,7 @@ def test_nested_method_calls_count_once(observer: Heard) -> None:
     assert observer.calls == 2
 
 
-def test_partly_read_stream_is_closed(observer: Heard) -> None:
+def test_partly_read_stream_is_closed(observer: RecordingObserver) -> None:
     closed = []
 
     def chunks() -> Iterator[str]:

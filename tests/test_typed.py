@@ -22,7 +22,7 @@ LENIENT = "# mypy: allow-redefinition, allow-untyped-defs, allow-incomplete-defs
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def mypy_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Return the errors of each file, as mypy writes them."""
     folder = tmp_path_factory.mktemp("blocks")
     for document in WITH_CODE:
@@ -42,14 +42,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return made
 
 
-def test_valid_user_code_type_checks(found: dict[str, list[str]]) -> None:
-    assert [line for name, lines in found.items() if name != REFUSED.name for line in lines] == []
+def test_valid_user_code_type_checks(mypy_errors: dict[str, list[str]]) -> None:
+    assert [line for name, lines in mypy_errors.items() if name != REFUSED.name for line in lines] == []
 
 
-def test_wrong_user_code_fails_on_the_marked_lines(found: dict[str, list[str]]) -> None:
+def test_wrong_user_code_fails_on_the_marked_lines(mypy_errors: dict[str, list[str]]) -> None:
     lines = REFUSED.read_text().splitlines()
     wanted = {(at, mark[1]) for at, line in enumerate(lines, 1) if (mark := re.search(r"# refused: ([\w-]+)$", line))}
-    errors = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in found[REFUSED.name])
+    errors = (re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in mypy_errors[REFUSED.name])
     assert {(int(one[1]), one[2]) for one in errors if one is not None} == wanted
     assert len(wanted) > 30
 

@@ -25,7 +25,7 @@ from teola_plugin.runtime.ports.port import PortListener
 QUERY = "query"
 
 
-class Asked:
+class PrefetchFutures:
     """Gives the futures of its prefetches to the test."""
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class Asked:
 
 
 @pytest.fixture
-def prefetcher() -> Iterator[Asked]:
-    prefetchers[QUERY] = prefetcher = Asked()
+def prefetcher() -> Iterator[PrefetchFutures]:
+    prefetchers[QUERY] = prefetcher = PrefetchFutures()
     yield prefetcher
     prefetchers.pop(QUERY, None)
 
 
-class Ended:
+class EndedRequests:
     """Notes how requests end."""
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ def enqueue(port: Any, *works: EngineRequest) -> None:
     port.enqueue(works, None)
 
 
-async def test_outcomes_reach_the_listener_from_another_thread(prefetcher: Asked) -> None:
-    ended = Ended()
+async def test_outcomes_reach_the_listener_from_another_thread(prefetcher: PrefetchFutures) -> None:
+    ended = EndedRequests()
     enqueue(ended.port, work("one"), work("two"), work("three"))
     await asyncio.sleep(0)
     one, two, three = prefetcher.outcomes
@@ -89,8 +89,8 @@ async def test_outcomes_reach_the_listener_from_another_thread(prefetcher: Asked
     assert "three" not in ended.errors
 
 
-async def test_a_cancelled_request_ends_once(prefetcher: Asked) -> None:
-    ended, entry = Ended(), work("one")
+async def test_a_cancelled_request_ends_once(prefetcher: PrefetchFutures) -> None:
+    ended, entry = EndedRequests(), work("one")
     enqueue(ended.port, entry)
     await asyncio.sleep(0)
     assert ended.port.holds(entry)
@@ -104,8 +104,8 @@ async def test_a_cancelled_request_ends_once(prefetcher: Asked) -> None:
     assert ended.values == {}
 
 
-async def test_request_cancelled_before_it_starts_is_not_prefetched(prefetcher: Asked) -> None:
-    ended, entry = Ended(), work("one")
+async def test_request_cancelled_before_it_starts_is_not_prefetched(prefetcher: PrefetchFutures) -> None:
+    ended, entry = EndedRequests(), work("one")
     enqueue(ended.port, entry)
     ended.port.cancel([entry])
     await asyncio.sleep(0)
@@ -113,14 +113,14 @@ async def test_request_cancelled_before_it_starts_is_not_prefetched(prefetcher: 
 
 
 async def test_request_of_an_ended_query_fails() -> None:
-    ended = Ended()
+    ended = EndedRequests()
     enqueue(ended.port, work("one", query="another"))
     await asyncio.sleep(0)
     assert "its query is over" in ended.errors["one"]
 
 
-async def test_waiting_requests_fail_when_the_port_closes(prefetcher: Asked) -> None:
-    ended = Ended()
+async def test_waiting_requests_fail_when_the_port_closes(prefetcher: PrefetchFutures) -> None:
+    ended = EndedRequests()
     enqueue(ended.port, work("one"))
     await asyncio.sleep(0)
     await ended.port.close()

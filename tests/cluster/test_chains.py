@@ -17,7 +17,7 @@ COLLECTION = "docs-of-chains"
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[tuple[EnginePool, Parts]]:
+def local_parts() -> Iterator[tuple[EnginePool, Parts]]:
     with EnginePool.local(fake_engines()) as pool:
         made = parts(pool, COLLECTION)
         made.store.add_texts(TEXTS)
@@ -25,7 +25,7 @@ def here() -> Iterator[tuple[EnginePool, Parts]]:
 
 
 @pytest.fixture(scope="module")
-def there(fakes_address: str) -> Iterator[tuple[EnginePool, Parts]]:
+def cluster_parts(fakes_address: str) -> Iterator[tuple[EnginePool, Parts]]:
     with EnginePool.connect(fakes_address, pool="fakes") as pool:
         made = parts(pool, COLLECTION)
         made.store.add_texts(TEXTS)
@@ -35,13 +35,13 @@ def there(fakes_address: str) -> Iterator[tuple[EnginePool, Parts]]:
 @pytest.mark.parametrize("way", [way for way in WAYS if way in ("invoke", "ainvoke", "abatch")])
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_on_a_cluster_equal_the_original(
-    name: str, way: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]
+    name: str, way: str, local_parts: tuple[EnginePool, Parts], cluster_parts: tuple[EnginePool, Parts]
 ) -> None:
     make, given = CHAINS[name]
-    for pool, _ in (here, there):
+    for pool, _ in (local_parts, cluster_parts):
         pool.admin("store", "delete_collection", "uploads").result(30)
-    plain = observe(make(here[1]), way, given)
-    accelerated = observe(accelerate(make(there[1]), pool=there[0]), way, given)
+    plain = observe(make(local_parts[1]), way, given)
+    accelerated = observe(accelerate(make(cluster_parts[1]), pool=cluster_parts[0]), way, given)
     assert accelerated.result == plain.result
     if not plain.failed:
         assert accelerated.prompts == plain.prompts
@@ -50,12 +50,12 @@ def test_chains_on_a_cluster_equal_the_original(
 
 @pytest.mark.parametrize("name", ["string_prompt", "retrieve_prompt_answer"])
 def test_streams_on_a_cluster_add_up_to_the_original(
-    name: str, here: tuple[EnginePool, Parts], there: tuple[EnginePool, Parts]
+    name: str, local_parts: tuple[EnginePool, Parts], cluster_parts: tuple[EnginePool, Parts]
 ) -> None:
     """Pieces travel in parcels by time, so there are fewer of them."""
     make, given = CHAINS[name]
-    plain = list(make(here[1]).stream(given))
-    fast = list(accelerate(make(there[1]), pool=there[0]).stream(given))
+    plain = list(make(local_parts[1]).stream(given))
+    fast = list(accelerate(make(cluster_parts[1]), pool=cluster_parts[0]).stream(given))
     assert len(fast) >= 1 and type(fast[0]) is type(plain[0])
     assert _sum(fast) == _sum(plain)
 

@@ -91,10 +91,10 @@ def test_too_many_gpus_raise_at_once(ray_address: str) -> None:
         deploy.up(pool("greedy", llm={"gpus": 3}), ray_address)
     with within(30), pytest.raises(EngineUnavailable, match=r"'llm' asks for 99 CPU"):
         deploy.up(pool("greedy", llm={"cpus": 99}), ray_address)
-    assert "greedy" not in str(named(ray_address)), "nothing of it is left"
+    assert "greedy" not in str(actor_names(ray_address)), "nothing of it is left"
 
 
-def named(address: str) -> list[str]:
+def actor_names(address: str) -> list[str]:
     import ray
 
     return [str(found["name"]) for found in ray.util.list_named_actors(all_namespaces=True)]

@@ -93,7 +93,7 @@ def vectors(fakes_address: str) -> list[Any]:
         return pool.call(K.EMBEDDING, "wide", [EmbedText(text, "document") for text in TEXTS]).result(30)
 
 
-def lost(kept: list[Any]) -> bool:
+def are_unreadable(kept: list[Any]) -> bool:
     """Return True if none of the objects can be read. Ray allows it for a moment after it counts them as freed."""
     for ref in {one.batch.ref for one in kept}:
         try:
@@ -109,7 +109,7 @@ def received(pool: EnginePool) -> int:
     return int(port.traffic[1])
 
 
-def found(pool: EnginePool, collection: str) -> list[str]:
+def search_results(pool: EnginePool, collection: str) -> list[str]:
     store = TeolaVectorStore(pool=pool, embedding=TeolaEmbeddings(pool=pool, engine="wide"), collection=collection)
     assert store.count() == len(TEXTS)
     return [document.page_content for document in store.similarity_search(TEXTS[5], 1)]
@@ -125,7 +125,7 @@ def test_vectors_of_a_graph_reach_the_store_without_the_client(
         assert run.trace.result(30)
         assert received(shared) - before < len(pickle.dumps(vectors)) / 5
         del run
-    assert found(shared, collection) == [TEXTS[5]]
+    assert search_results(shared, collection) == [TEXTS[5]]
 
 
 def test_rows_are_written_when_the_original_sends_them(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
@@ -150,7 +150,7 @@ def test_documents_added_to_a_store_bypass_the_client(shared: EnginePool, collec
         before = received(shared)
         store.add_texts(TEXTS)
         assert received(shared) - before < len(pickle.dumps(vectors)) / 5
-    assert found(shared, collection) == [TEXTS[5]]
+    assert search_results(shared, collection) == [TEXTS[5]]
 
 
 def test_accelerated_indexer_keeps_vectors_off_the_client(
@@ -162,7 +162,7 @@ def test_accelerated_indexer_keeps_vectors_off_the_client(
         before = received(shared)
         assert fast.invoke(TEXTS) == collection
         assert received(shared) - before < len(pickle.dumps(vectors)) / 5
-    assert found(shared, collection) == [TEXTS[5]]
+    assert search_results(shared, collection) == [TEXTS[5]]
 
 
 def test_claimed_remote_vectors_are_fetched(shared: EnginePool, collection: str, vectors: list[Any]) -> None:
@@ -186,7 +186,7 @@ def test_lost_remote_values_are_computed_again(shared: EnginePool, collection: s
     host = actor(actor_name("fakes", "wide"))
     before = len(ray.get(host.recent_batches.remote()))
     os.kill(ray.get(host.status.remote())["replicas"][0]["pid"], signal.SIGKILL)
-    assert until(lambda: lost(kept))
+    assert until(lambda: are_unreadable(kept))
     again = chain_after(collection)
     inputs = {"chunks": CHUNKS, "vectors": kept, "text": TEXTS[0]}
     ended = shared.runtime.submit(Query({"input": inputs}), again, {}).output.result(60)
@@ -194,4 +194,4 @@ def test_lost_remote_values_are_computed_again(shared: EnginePool, collection: s
     assert ended == shared.call(K.EMBEDDING, "embedder", [EmbedText(TEXTS[0])]).result(30)[0]
     rows = [IngestRow(collection, chunk, value) for chunk, value in zip(CHUNKS, kept, strict=True)]
     assert shared.call(K.INGESTION, "store", rows).result(60) == [chunk.id for chunk in CHUNKS]
-    assert found(shared, collection) == [TEXTS[5]]
+    assert search_results(shared, collection) == [TEXTS[5]]

@@ -86,7 +86,7 @@ def test_loopback_address_is_not_replaced(constants: Any, monkeypatch: pytest.Mo
     monkeypatch.undo()
 
 
-def made(*missing: str) -> Any:
+def fake_ray(*missing: str) -> Any:
     """Create a stand-in for Ray that counts reads of the environment, and that lacks some names."""
     read: list[str] = []
     loader = {"reset_cache": lambda: read.append("loader")}
@@ -101,13 +101,13 @@ def made(*missing: str) -> Any:
 
 
 def test_token_cache_is_reset_before_reading() -> None:
-    ray = made()
+    ray = fake_ray()
     shim.read_token_again(ray)
     assert ray.read == ["config", "loader"]
 
 
 def test_ray_without_tokens_needs_no_token_reset() -> None:
-    old = made("AuthenticationTokenLoader")
+    old = fake_ray("AuthenticationTokenLoader")
     assert not shim.has_tokens(old) and not shim.has_tokens(SimpleNamespace())
     shim.read_token_again(old)
     assert old.read == []
@@ -116,7 +116,7 @@ def test_ray_without_tokens_needs_no_token_reset() -> None:
 @pytest.mark.parametrize("missing", ["Config", "reset_cache"])
 def test_unresettable_token_cache_raises(missing: str) -> None:
     with pytest.raises(EngineUnavailable, match=r"Ray 2\.99\.0 reads its token in another way") as refused:
-        shim.read_token_again(made(missing))
+        shim.read_token_again(fake_ray(missing))
     assert "RAY_AUTH_MODE=disabled" in refused.value.hint
 
 

@@ -44,7 +44,7 @@ def chat(text: Any) -> Generate:
     return Generate(Prompt((Message("user", text),)), Sampling(max_tokens=4))
 
 
-def served(pool: EnginePool, kind: K, engine: str, bad: list[Any], good: Any) -> None:
+def check_bad_requests_fail(pool: EnginePool, kind: K, engine: str, bad: list[Any], good: Any) -> None:
     for payload in bad:
         with pytest.raises(EngineError) as caught:
             pool.call(kind, engine, [payload]).result(5)
@@ -55,7 +55,7 @@ def served(pool: EnginePool, kind: K, engine: str, bad: list[Any], good: Any) ->
 
 def test_fake_llm_fails_bad_requests_alone(pool: EnginePool) -> None:
     bad = [Generate(Prompt(text=text)) for text in BAD_TEXTS if text] + [Generate(None), "no payload"]  # type: ignore[arg-type]
-    served(pool, K.PREFILLING, "llm", bad, chat("what?"))
+    check_bad_requests_fail(pool, K.PREFILLING, "llm", bad, chat("what?"))
 
 
 def test_fake_embedder_fails_bad_requests_alone(pool: EnginePool) -> None:
@@ -64,12 +64,16 @@ def test_fake_embedder_fails_bad_requests_alone(pool: EnginePool) -> None:
 
         text = 7
 
-    served(pool, K.EMBEDDING, "embedder", [EmbedText(t) for t in BAD_TEXTS[3:]] + [Unsaid()], EmbedText("x"))
+    check_bad_requests_fail(
+        pool, K.EMBEDDING, "embedder", [EmbedText(t) for t in BAD_TEXTS[3:]] + [Unsaid()], EmbedText("x")
+    )
 
 
 def test_fake_store_fails_bad_requests_alone(pool: EnginePool) -> None:
     vectors: list[Any] = ["text", None, 7, [[1.0], [2.0]], ["1"], {"a": 1}, [None], object()]
-    served(pool, K.SEARCHING, "store", [SearchVector("c", vector) for vector in vectors], SearchVector("c", [1.0] * 32))
+    check_bad_requests_fail(
+        pool, K.SEARCHING, "store", [SearchVector("c", vector) for vector in vectors], SearchVector("c", [1.0] * 32)
+    )
 
 
 def test_bad_requests_of_a_batch_fail_and_good_ones_succeed(pool: EnginePool) -> None:

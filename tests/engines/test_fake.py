@@ -83,7 +83,7 @@ async def collect(engine: FakeEngine, batch: Sequence[Request], delay: float = 0
     return [(loop.time(), result) async for result in engine.execute(batch)]
 
 
-def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+def run_together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     async def gather() -> list[Any]:
         return await asyncio.gather(*work)
 
@@ -104,7 +104,7 @@ def value(found: Timed, name: str) -> Any:
 
 
 def test_token_times_follow_the_profile() -> None:
-    [found] = together(collect(llm(), [generate("a", words(100), stream=True)]))
+    [found] = run_together(collect(llm(), [generate("a", words(100), stream=True)]))
     pieces = [(at, piece) for at, piece in found if isinstance(piece, Piece)]
     assert [at for at, _ in pieces] == pytest.approx([100 * PREFILL + DECODE * (i + 1) for i in range(10)])
     answer: Generation = value(found, "a")
@@ -114,27 +114,27 @@ def test_token_times_follow_the_profile() -> None:
 
 
 def test_request_without_reader_sends_no_pieces_and_ends_on_time() -> None:
-    [found] = together(collect(llm(), [generate("a", words(100))]))
+    [found] = run_together(collect(llm(), [generate("a", words(100))]))
     assert len(found) == 1
     assert found[0][0] == pytest.approx(100 * PREFILL + 10 * DECODE)
 
 
 def test_first_token_is_reported_without_reader_by_default() -> None:
     telling = FakeLLM("llm", MACHINE["llm"], lambda p, _: answer_words(p.flat(), 10))
-    [found] = together(collect(telling, [generate("a", words(100))]))
+    [found] = run_together(collect(telling, [generate("a", words(100))]))
     assert [at for at, _ in found] == pytest.approx([100 * PREFILL + DECODE, 100 * PREFILL + 10 * DECODE])
 
 
 def test_prefillings_are_serial_and_decodings_concurrent() -> None:
     calm = FakeLLM("llm", replace(MACHINE["llm"], interference=0.0), lambda p, _: answer_words(p.flat(), 10), **QUIET)
-    [found] = together(collect(calm, [generate(n, words(200, n)) for n in "abc"]))
+    [found] = run_together(collect(calm, [generate(n, words(200, n)) for n in "abc"]))
     expected = [200 * PREFILL * (i + 1) + 10 * DECODE for i in range(3)]
     assert [at for at, _ in found] == pytest.approx(expected)
 
 
 def test_prefilling_and_decoding_slow_each_other() -> None:
     engine = llm()
-    early, late = together(
+    early, late = run_together(
         collect(engine, [generate("a", words(100))]), collect(engine, [generate("b", words(200, "b"))], delay=0.1)
     )
     # From 0.1 s on b prefills 0.07 s of work beside a's decoding: both take 1.5 times as long.
@@ -144,14 +144,14 @@ def test_prefilling_and_decoding_slow_each_other() -> None:
 
 def test_requests_beyond_the_limit_wait_for_a_slot() -> None:
     narrow = FakeLLM("llm", replace(MACHINE["llm"], max_requests=1), lambda p, _: answer_words(p.flat(), 10), **QUIET)
-    [found] = together(collect(narrow, [generate("a", words(100)), generate("b", words(100, "b"))]))
+    [found] = run_together(collect(narrow, [generate("a", words(100)), generate("b", words(100, "b"))]))
     assert [at for at, _ in found] == pytest.approx([0.035 + 0.285, 2 * (0.035 + 0.285)])
 
 
 def test_background_prefilling_yields_between_chunks() -> None:
     warm = Request("w", K.PARTIAL_PREFILLING, Warmup(Prompt(text=words(1024, "w"))), background=True)
     engine = llm()
-    slow, quick = together(collect(engine, [warm]), collect(engine, [generate("a", words(100))], delay=0.01))
+    slow, quick = run_together(collect(engine, [warm]), collect(engine, [generate("a", words(100))], delay=0.01))
     assert quick[0][0] == pytest.approx((256 + 100) * PREFILL + 10 * DECODE + 768 * PREFILL * (TOGETHER - 1))
     assert quick[0][1].request_id == "a"
     assert slow[0][0] == pytest.approx((256 + 100) * PREFILL + 768 * PREFILL * TOGETHER)
@@ -271,7 +271,7 @@ def test_bad_requests_fail_alone() -> None:
 
 def test_static_batches_are_serial_and_last_by_their_size() -> None:
     engine = FakeEmbedder("e", MACHINE["embedder"])
-    first, second = together(collect(engine, embeds(*map(str, range(128)))), collect(engine, embeds("x")))
+    first, second = run_together(collect(engine, embeds(*map(str, range(128)))), collect(engine, embeds("x")))
     assert [at for at, _ in first] == pytest.approx([0.022 + 0.00115 * 128] * 128)
     assert second[0][0] == pytest.approx(0.022 + 0.00115 * 128 + 0.022 + 0.00115)
     assert MACHINE["embedder"].seconds(K.EMBEDDING, 666) == pytest.approx(1.1655)
@@ -344,7 +344,7 @@ async def test_fake_store_searches_versions_and_deletes_rows() -> None:
 def test_row_is_searchable_only_after_its_ingestion() -> None:
     store = FakeStore("s", MACHINE["store"])
     late = replace(search("oats"), id="late")
-    _, early, after = together(
+    _, early, after = run_together(
         collect(store, [row("1", "oats")]), collect(store, [search("oats")]), collect(store, [late], delay=0.03)
     )
     assert value(early, "search oats") == ()
@@ -416,7 +416,7 @@ def test_hanging_request_ends_when_it_is_cancelled(name: str) -> None:
             await engine.cancel("bad")
         await engine.cancel("nobody")
 
-    found, _ = together(collect(engine, batch), cancel())
+    found, _ = run_together(collect(engine, batch), cancel())
     assert ends(found)["good"][0] < 1
     at, result = ends(found)["bad"]
     assert at == pytest.approx(10)
@@ -424,9 +424,9 @@ def test_hanging_request_ends_when_it_is_cancelled(name: str) -> None:
 
 
 def test_slow_fault_multiplies_all_latencies() -> None:
-    [found] = together(collect(llm(faults=Faults(slow=3)), [generate("a", words(100))]))
+    [found] = run_together(collect(llm(faults=Faults(slow=3)), [generate("a", words(100))]))
     assert found[0][0] == pytest.approx(3 * (100 * PREFILL + 10 * DECODE))
-    [found] = together(collect(FakeEmbedder("e", MACHINE["embedder"], faults=Faults(slow=2)), embeds("x")))
+    [found] = run_together(collect(FakeEmbedder("e", MACHINE["embedder"], faults=Faults(slow=2)), embeds("x")))
     assert found[0][0] == pytest.approx(2 * 0.02315)
 
 
@@ -439,7 +439,7 @@ def test_cancelling_frees_the_engine_at_once() -> None:
         await engine.cancel("bad")
         await engine.cancel("good")
 
-    found, after, _ = together(collect(engine, batch), collect(engine, other), cancel())
+    found, after, _ = run_together(collect(engine, batch), collect(engine, other), cancel())
     assert [at for at, _ in found] == pytest.approx([0.01, 0.01])
     assert after[0][0] == pytest.approx(0.01 + 0.02315)
 

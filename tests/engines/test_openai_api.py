@@ -43,13 +43,13 @@ def chat(text: str, **options: Any) -> Generate:
     return Generate(Prompt((Message("user", text),)), Sampling(**{"max_tokens": 6, **options}))
 
 
-def own(text: str, **options: Any) -> Generate:
+def openai_request(text: str, **options: Any) -> Generate:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
     prompt = wire.WirePrompt.of({**body, **options}, exact=False)
     return Generate(prompt, prompt.sampling)
 
 
-async def served(engine: OpenAIServer, *payloads: Any, stream: bool = False) -> list[Any]:
+async def results_of(engine: OpenAIServer, *payloads: Any, stream: bool = False) -> list[Any]:
     kinds = [K.PARTIAL_PREFILLING if isinstance(p, Warmup) else K.PREFILLING for p in payloads]
     batch = [Request(f"r{i}", k, p, stream=stream) for i, (k, p) in enumerate(zip(kinds, payloads, strict=True))]
     found = ends(await collect(engine, batch), batch)
@@ -74,7 +74,11 @@ class TestOpenAIServer(EngineConformance):
         if kind is K.PARTIAL_PREFILLING:
             return [Warmup(Prompt((Message("user", f"{LONG}{UNKNOWN}"),))), Warmup(Prompt(text="one two"))]
         if kind in (K.PREFILLING, K.FULL_PREFILLING):
-            return [chat("What is a class?"), Generate(Prompt(text="def f("), Sampling(max_tokens=4)), own("Hello?")]
+            return [
+                chat("What is a class?"),
+                Generate(Prompt(text="def f("), Sampling(max_tokens=4)),
+                openai_request("Hello?"),
+            ]
         return []
 
     def bad_payload(self, kind: PrimitiveKind) -> Any:
@@ -103,10 +107,10 @@ class TestOnVllm:
         await engine.start()
         try:
             await engine.reset()
-            [plain] = await served(engine, chat(LONG + "What is it?"))
+            [plain] = await results_of(engine, chat(LONG + "What is it?"))
             await engine.reset()
-            [warmed] = await served(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
-            [generation] = await served(engine, chat(LONG + "What is it?"))
+            [warmed] = await results_of(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
+            [generation] = await results_of(engine, chat(LONG + "What is it?"))
         finally:
             await engine.stop()
         assert plain.cached_tokens == 0 and plain.prompt_tokens > 100
@@ -141,7 +145,7 @@ class TestOnVllm:
         await engine.start()
         try:
             before = vllm_api.metric("vllm:request_success_total")
-            [warmed] = await served(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
+            [warmed] = await results_of(engine, Warmup(Prompt((Message("user", LONG + UNKNOWN),))))
             assert warmed.tokens == 0
             assert vllm_api.metric("vllm:request_success_total") == before
         finally:
@@ -153,9 +157,9 @@ class TestOnVllm:
         await engine.start()
         more = {} if stop is None else {"stop": stop}
         try:
-            await served(engine, own(LONG, **more))  # from now on as much is cached for either
-            [whole] = await served(engine, own(LONG, **more))
-            [joined] = await served(engine, own(LONG, **more), stream=True)
+            await results_of(engine, openai_request(LONG, **more))  # from now on as much is cached for either
+            [whole] = await results_of(engine, openai_request(LONG, **more))
+            [joined] = await results_of(engine, openai_request(LONG, **more), stream=True)
         finally:
             await engine.stop()
 
@@ -188,7 +192,7 @@ class TestOnVllm:
         await engine.start()
         schema = json.dumps({"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2})
         try:
-            one, two, three, four, listed = await served(
+            one, two, three, four, listed = await results_of(
                 engine,
                 chat("Tell me.", temperature=2.0, seed=1, ignore_eos=True, max_tokens=20),
                 chat("Tell me.", temperature=2.0, seed=1, ignore_eos=True, max_tokens=20),
@@ -206,7 +210,7 @@ class TestOnVllm:
         engine = OpenAIServer(base_url=url)
         await engine.start()
         try:
-            large, wrong = await served(engine, chat("word " * 3000), own("x", max_tokens=10**6))
+            large, wrong = await results_of(engine, chat("word " * 3000), openai_request("x", max_tokens=10**6))
         finally:
             await engine.stop()
         assert isinstance(large, RequestTooLarge) and "2048" in str(large)
@@ -295,8 +299,8 @@ async def test_server_faults_are_reported_with_their_message(
     engine = OpenAIServer(base_url=url, api_key="key", timeout=1.0 if seconds else 30.0)
     await engine.start()
     try:
-        [error] = await served(engine, chat("hello"))
-        [as_is] = await served(engine, own("hello"))
+        [error] = await results_of(engine, chat("hello"))
+        [as_is] = await results_of(engine, openai_request("hello"))
     finally:
         await engine.stop()
     assert isinstance(error, EngineError) and re.search(message, str(error)), error
@@ -313,7 +317,7 @@ async def test_server_without_tokenize_route_gets_no_prefixes(odd: tuple[Odd, st
     try:
         assert not engine.profile.prefix_caching and "/tokenize is missing" in caplog.text
         request_count = len(state.requests)
-        [warmed] = await served(engine, Warmup(Prompt(text=f"a{UNKNOWN}")))
+        [warmed] = await results_of(engine, Warmup(Prompt(text=f"a{UNKNOWN}")))
         assert warmed.tokens == 0 and len(state.requests) == request_count
     finally:
         await engine.stop()
@@ -365,7 +369,7 @@ async def test_cancelled_prefix_continues_for_other_requests(slow: tuple[Odd, Op
 
 async def test_prefix_is_skipped_while_its_prompt_runs(slow: tuple[Odd, OpenAIServer]) -> None:
     _, engine = slow
-    whole = Request("whole", K.PREFILLING, own(LONG + "What is it?"))
+    whole = Request("whole", K.PREFILLING, openai_request(LONG + "What is it?"))
     results = await collect(engine, [whole, warm("its beginning", LONG), warm("another", "Something else. ")])
     tokens = {r.request_id: r.value.tokens for r in results if isinstance(r, Done) and r.request_id != "whole"}
     assert tokens == {"its beginning": 0, "another": 3}
@@ -403,7 +407,7 @@ async def test_server_is_measured_only_if_declared(
     ids=str,
 )
 async def test_extra_requests_go_only_to_declared_dedicated_server(
-    odd: tuple[Odd, str], options: Any, own: bool, paths: list[str]
+    odd: tuple[Odd, str], options: Any, openai_request: bool, paths: list[str]
 ) -> None:
     state, url = odd
     state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), CHAT: (200, ONE_TOKEN, 0.0)}
@@ -414,7 +418,7 @@ async def test_extra_requests_go_only_to_declared_dedicated_server(
         [warmed] = await collect(engine, [warm("its beginning", LONG)])
     finally:
         await engine.stop()
-    assert engine.profile.dedicated is own and isinstance(warmed, Done)
+    assert engine.profile.dedicated is openai_request and isinstance(warmed, Done)
     sent = [path for path, _, _ in state.requests if path not in ("/version", "/metrics")]
     assert sent[: len(paths)] == paths
     assert (len(sent) > len(paths)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"
@@ -427,7 +431,7 @@ async def test_stream_that_breaks_off_fails_the_request(odd: tuple[Odd, str]) ->
     engine = OpenAIServer(base_url=url)
     await engine.start()
     try:
-        [error] = await served(engine, chat("hello"), stream=True)
+        [error] = await results_of(engine, chat("hello"), stream=True)
     finally:
         await engine.stop()
     assert isinstance(error, EngineError) and "broke off: out of memory" in str(error)

@@ -26,7 +26,7 @@ def vllm() -> Iterator[OpenAIStub]:
         yield made
 
 
-async def sent(stub: OpenAIStub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
+async def sent_body(stub: OpenAIStub, payload: Generate, *, drafts: bool = True, **about: Any) -> dict[str, Any]:
     """Return the body of the request."""
     engine = OpenAIServer(base_url=stub.base_url, model=MODEL, drafts=drafts)
     await engine.start()
@@ -41,7 +41,7 @@ async def sent(stub: OpenAIStub, payload: Generate, *, drafts: bool = True, **ab
 
 
 async def test_drafts_app_and_tenant_are_sent_to_vllm(vllm: OpenAIStub) -> None:
-    body = await sent(vllm, Generate(HI), drafts=True, app="mine", tenant="t")
+    body = await sent_body(vllm, Generate(HI), drafts=True, app="mine", tenant="t")
     assert body["vllm_xargs"] == {"teola_app": "mine", "teola_tenant": "t"}
     engine = OpenAIServer(base_url=vllm.base_url, model=MODEL, drafts=True)
     request = Request("r", PrimitiveKind.PREFILLING, Generate(HI), drafts=("an earlier answer", "YES" + GAP))
@@ -58,12 +58,12 @@ async def test_drafts_are_not_sent_to_other_or_undeclared_servers(
 ) -> None:
     vllm.kind = "stub" if declared else "vllm"
     with caplog.at_level(logging.WARNING, "teola_plugin"):
-        assert "vllm_xargs" not in await sent(vllm, Generate(HI), drafts=declared, app="mine")
+        assert "vllm_xargs" not in await sent_body(vllm, Generate(HI), drafts=declared, app="mine")
     assert ("says that it is stub instead of vLLM" in caplog.text) == declared
 
 
 async def test_sampled_requests_are_sent_without_drafts(vllm: OpenAIStub) -> None:
-    assert "vllm_xargs" not in await sent(vllm, Generate(HI, Sampling(temperature=0.7)), app="mine")
+    assert "vllm_xargs" not in await sent_body(vllm, Generate(HI, Sampling(temperature=0.7)), app="mine")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_carried_requests_get_drafts_from_their_content(
         "messages": [*history, {"role": "tool", "content": "Sunny.", "tool_call_id": "1"}],
         **more,
     }
-    body = await sent(vllm, Generate(WirePrompt.of({**request, "temperature": 0}, exact=False)), app="mine")
+    body = await sent_body(vllm, Generate(WirePrompt.of({**request, "temperature": 0}, exact=False)), app="mine")
     arguments = body.pop("vllm_xargs")
     assert arguments.get("teola_drafts", [None])[0] == first
     assert arguments["teola_app"] == "mine" and arguments.get("own") == more.get("vllm_xargs", {}).get("own")

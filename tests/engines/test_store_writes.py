@@ -59,7 +59,7 @@ async def search(engine: Engine, collection: str, **wanted: Any) -> tuple[Hit, .
     return hits
 
 
-async def begun(work: Any) -> asyncio.Task[Any]:
+async def start_task(work: Any) -> asyncio.Task[Any]:
     """Return a task that has had its first turn, so that the engine has taken its batch."""
     task = asyncio.create_task(work)
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_later_row_of_concurrent_batches_wins(each_store: Any, collection:
     for n in range(2):
         name = f"{collection} {n}"
         large = [row(name, "same", "first"), *(row(name, str(i)) for i in range(400))]
-        works = [await begun(outcomes(each_store, each)) for each in (large, [row(name, "same", "last")])]
+        works = [await start_task(outcomes(each_store, each)) for each in (large, [row(name, "same", "last")])]
         await asyncio.gather(*works)
         assert [chunk.text for chunk in await each_store.get(name, ["same"])] == ["last"]
 
@@ -84,7 +84,7 @@ async def test_deletion_runs_after_rows_submitted_before_it(each_store: Any, col
     for n in range(2):
         name = f"{collection} {n}"
         ids = [str(i) for i in range(400)]
-        work = await begun(outcomes(each_store, [row(name, id) for id in ids]))
+        work = await start_task(outcomes(each_store, [row(name, id) for id in ids]))
         await (each_store.delete(name, ids) if n % 2 else each_store.delete_collection(name))
         await work
         assert await each_store.count(name) == 0
@@ -92,8 +92,8 @@ async def test_deletion_runs_after_rows_submitted_before_it(each_store: Any, col
 
 async def test_rows_submitted_after_a_deletion_are_kept(each_store: Any, collection: str) -> None:
     await outcomes(each_store, [row(collection, str(i), "before") for i in range(300)])
-    gone = await begun(each_store.delete_collection(collection))
-    work = await begun(outcomes(each_store, [row(collection, "7", "after")]))
+    gone = await start_task(each_store.delete_collection(collection))
+    work = await start_task(outcomes(each_store, [row(collection, "7", "after")]))
     await asyncio.gather(gone, work)
     assert [(hit.id, hit.text) for hit in await search(each_store, collection)] == [("7", "after")]
 
@@ -106,7 +106,7 @@ async def test_last_row_of_an_id_in_a_batch_wins(each_store: Any, collection: st
 
 async def test_cancelled_write_keeps_the_order_of_others(each_store: Any, collection: str) -> None:
     batches = [[row(collection, "same", f"text {n}")] for n in range(4)]
-    works = [await begun(outcomes(each_store, batch)) for batch in batches]
+    works = [await start_task(outcomes(each_store, batch)) for batch in batches]
     await each_store.cancel(batches[2][0].id)
     found = [(await work)[0] for work in works]
     assert isinstance(found[2], EngineError) and found[:2] + found[3:] == ["same"] * 3
@@ -130,7 +130,7 @@ async def test_row_is_written_as_it_was_at_submission(each_store: Any, collectio
     metadata: dict[str, Any] = {"tags": ["given"], "deep": {"n": 1}}
     vector = np.array([1.0, 2.0], dtype=np.float32)
     request = Request("changed later", K.INGESTION, IngestRow(collection, Chunk("a", "text", metadata), vector))
-    work = await begun(outcomes(each_store, [request]))
+    work = await start_task(outcomes(each_store, [request]))
     metadata["tags"].append("too late")
     metadata["deep"]["n"] = metadata["new"] = 2
     vector[:] = (2.0, -1.0)

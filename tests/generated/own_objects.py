@@ -18,7 +18,7 @@ OWN = "own "
 """How the notes of their calls begin."""
 
 
-def _begun(counts: Any, scale: float, what: str) -> float:
+def _start_call(counts: Any, scale: float, what: str) -> float:
     """Count the call and return its seconds. Raise an error if its content holds `POISON`."""
     counts.note(f"{OWN}{what}")
     return zlib.crc32(what.encode()) % 1000 / 1000 * 0.004 * scale
@@ -43,7 +43,7 @@ class Local(BaseChatModel):
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         what = f"{self.says}: {messages[-1].content}"
-        time.sleep(_begun(self.counts, self.scale, what))
+        time.sleep(_start_call(self.counts, self.scale, what))
         return self._answer(what)
 
     def _answer(self, what: str) -> ChatResult:
@@ -59,7 +59,7 @@ class Hosted(Local):
 
     async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         what = f"{self.says}: {messages[-1].content}"
-        await asyncio.sleep(_begun(self.counts, self.scale, what))
+        await asyncio.sleep(_start_call(self.counts, self.scale, what))
         return self._answer(what)
 
 
@@ -74,9 +74,9 @@ class Notes(BaseRetriever):
         return [Document(page_content=f"{word} of {query}") for word in ("source", "origin")]
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        time.sleep(_begun(self.counts, self.scale, f"notes: {query}"))
+        time.sleep(_start_call(self.counts, self.scale, f"notes: {query}"))
         return self._found(query)
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        await asyncio.sleep(_begun(self.counts, self.scale, f"notes: {query}"))
+        await asyncio.sleep(_start_call(self.counts, self.scale, f"notes: {query}"))
         return self._found(query)

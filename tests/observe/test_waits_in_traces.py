@@ -486,7 +486,7 @@ def test_prefetched_tool_counts_from_its_call() -> None:
     assert moments.took("first") <= found["llm.call#1"] <= until, "what it wrote after the call held nobody up"
 
 
-def at_work(trace: QueryTrace) -> float:
+def waiting_seconds(trace: QueryTrace) -> float:
     """Return the seconds in which the original waited for work that was queued or running.
 
     Of calls that it waited for together, the one that was answered last counts.
@@ -512,7 +512,9 @@ def test_sub_question_engine_waits_for_three_generations(way: str) -> None:
     assert kit.pool is not None
     kit.pool.close()
     found = path(trace)
-    assert "questions.decoding" in found and found.get("your code", 0.0) <= trace.seconds - at_work(trace) + 0.01
+    assert (
+        "questions.decoding" in found and found.get("your code", 0.0) <= trace.seconds - waiting_seconds(trace) + 0.01
+    )
     written = sum(s.tokens + s.written for s in trace.spans if "DECODING" in s.kind or s.kind == "GENERATION")
     assert written == 60 + 3 * 24, "each answer once"
 

@@ -89,7 +89,7 @@ def made_of(embedding: Any, store: Any = None) -> VectorStoreIndex:
 
 
 @pytest.fixture(scope="module")
-def own(vllm_api: ApiServer) -> Iterator[Stock]:
+def own_stock(vllm_api: ApiServer) -> Iterator[Stock]:
     """Return the user's own objects, and engines that serve them. The store stays the user's."""
     llm = OpenAILike(
         model=MODEL,
@@ -124,7 +124,7 @@ def pooled(real_pool: EnginePool) -> Stock:
     return Stock(llm, embedding, TeolaRerank(pool=real_pool, top_n=3), index, real_pool)
 
 
-@pytest.fixture(params=["own", pytest.param("pooled", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["own_stock", pytest.param("pooled", marks=pytest.mark.postgres)])
 def stock(request: pytest.FixtureRequest) -> Iterator[Stock]:
     found: Stock = request.getfixturevalue(request.param)
     before = Settings._llm
@@ -206,24 +206,24 @@ def test_accelerated_conversation_equals_the_original(stock: Stock) -> None:
 
 
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_refusal_of_the_server_raises_the_clients_error(own: Stock, way: str) -> None:
+def test_refusal_of_the_server_raises_the_clients_error(own_stock: Stock, way: str) -> None:
     """The exception of the user's own client, with its status."""
-    llm = own.llm.model_copy(update={"additional_kwargs": {"top_p": 7.0}})
-    engine = RetrieverQueryEngine.from_args(own.index.as_retriever(), llm=llm)
+    llm = own_stock.llm.model_copy(update={"additional_kwargs": {"top_p": 7.0}})
+    engine = RetrieverQueryEngine.from_args(own_stock.index.as_retriever(), llm=llm)
     errors = []
-    for one in (engine, accelerate(engine, pool=own.pool, bind=[(llm, "llm")])):
+    for one in (engine, accelerate(engine, pool=own_stock.pool, bind=[(llm, "llm")])):
         with pytest.raises(Exception) as caught:
             answered(one, way)
         errors.append((type(caught.value), str(caught.value), getattr(caught.value, "status_code", None)))
     assert errors[0] == errors[1] and errors[0][2] == 400
 
 
-def test_accelerated_engine_sends_no_extra_request(own: Stock, vllm_api: ApiServer) -> None:
+def test_accelerated_engine_sends_no_extra_request(own_stock: Stock, vllm_api: ApiServer) -> None:
     """A server that is not declared to keep prefixes gets exactly as many requests as from the original."""
-    engine = own.fusion()
+    engine = own_stock.fusion()
     with EnginePool.local(llm=OpenAIServer(base_url=vllm_api.base_url, model=MODEL)) as pool:
         counts = []
-        for one in (engine, accelerate(engine, pool=pool, bind=[(own.llm, "llm")])):
+        for one in (engine, accelerate(engine, pool=pool, bind=[(own_stock.llm, "llm")])):
             before = vllm_api.metric("vllm:request_success_total")
             answered(one, "query")
             counts.append(vllm_api.metric("vllm:request_success_total") - before)

@@ -46,7 +46,7 @@ def pool() -> Iterator[EnginePool]:
 
 
 @pytest.fixture(scope="module")
-def own() -> HuggingFaceEmbedding:
+def own_embedding() -> HuggingFaceEmbedding:
     return HuggingFaceEmbedding(packaged_minilm())
 
 
@@ -73,9 +73,9 @@ EMBEDDINGS: dict[str, Callable[[HuggingFaceEmbedding], Any]] = {
 
 
 @pytest.mark.parametrize("way", EMBEDDINGS)
-def test_bound_embeddings_equal_the_original(pool, own, way):
-    made = bound(own, "embedder", pool)
-    (fast, fast_said), (plain, plain_said) = observe(made, EMBEDDINGS[way]), observe(own, EMBEDDINGS[way])
+def test_bound_embeddings_equal_the_original(pool, own_embedding, way):
+    made = bound(own_embedding, "embedder", pool)
+    (fast, fast_said), (plain, plain_said) = observe(made, EMBEDDINGS[way]), observe(own_embedding, EMBEDDINGS[way])
     assert type(fast) is type(plain) and [type(v) for v in fast] == [list] * len(plain)
     assert len(fast) == len(plain)
     for one, other in zip(fast, plain, strict=True):
@@ -83,11 +83,11 @@ def test_bound_embeddings_equal_the_original(pool, own, way):
     assert fast_said == plain_said
 
 
-def test_bound_embeddings_keep_their_class_and_settings(pool, own):
-    made = bound(own, "embedder", pool)
-    assert isinstance(made, HuggingFaceEmbedding) and type(own) is HuggingFaceEmbedding
-    assert made.to_dict() == own.to_dict() and made.to_payload() == own.to_payload()
-    assert made._model is own._model and route_of(made).engine == "embedder"
+def test_bound_embeddings_keep_their_class_and_settings(pool, own_embedding):
+    made = bound(own_embedding, "embedder", pool)
+    assert isinstance(made, HuggingFaceEmbedding) and type(own_embedding) is HuggingFaceEmbedding
+    assert made.to_dict() == own_embedding.to_dict() and made.to_payload() == own_embedding.to_payload()
+    assert made._model is own_embedding._model and route_of(made).engine == "embedder"
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_embeddings_are_refused_if_settings_change_vectors(pool, options, reason
             bound(model, "embedder", pool)
 
 
-def test_embeddings_with_the_prompts_of_the_engine_are_accepted(pool, own):
+def test_embeddings_with_the_prompts_of_the_engine_are_accepted(pool, own_embedding):
     model = HuggingFaceEmbedding(packaged_minilm(), query_instruction="query: ")
     made = bound(model, "other", pool)
     assert made.get_query_embedding("x") == pytest.approx(model.get_query_embedding("x"), abs=1e-5)
-    assert made.get_query_embedding("x") != pytest.approx(own.get_query_embedding("x"), abs=1e-2)
+    assert made.get_query_embedding("x") != pytest.approx(own_embedding.get_query_embedding("x"), abs=1e-2)
     with pytest.raises(RegistrationError, match="before a query"):
-        bound(own, "other", pool)
+        bound(own_embedding, "other", pool)
 
 
 class _Own(HuggingFaceEmbedding):
@@ -164,17 +164,19 @@ def test_reranker_of_another_model_is_refused(pool):
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("build", ["index", "pipeline"])
-def test_index_on_real_engines_equals_the_original(own, build):
+def test_index_on_real_engines_equals_the_original(own_embedding, build):
     """Rows in the same order, and neighbours with the same scores."""
     with EnginePool.local(embedder=EmbeddingEngine("embedder", cores="0"), store=PgVectorEngine("store")) as pool:
         stores = {}
-        for name, model in (("plain", own), ("fast", bound(own, "embedder", pool))):
+        for name, model in (("plain", own_embedding), ("fast", bound(own_embedding, "embedder", pool))):
             store = stores[name] = TeolaVectorStore(pool=pool, collection=name)
             _build(build, name, model, store)
         rows = [[(r.id, r.text, dict(r.metadata)) for r in s.admin("find", ()).result()] for s in stores.values()]
         assert rows[0] == rows[1] and len(rows[0]) == len({row[0] for row in rows[0]}) > 20
         found = [
-            VectorStoreIndex.from_vector_store(s, embed_model=own).as_retriever(similarity_top_k=5).retrieve(QUESTION)
+            VectorStoreIndex.from_vector_store(s, embed_model=own_embedding)
+            .as_retriever(similarity_top_k=5)
+            .retrieve(QUESTION)
             for s in stores.values()
         ]
         assert [one.node for one in found[0]] == [one.node for one in found[1]]

@@ -188,7 +188,7 @@ def test_unanswered_interrupt_expires(postgres_dsn: str, notes: Path) -> None:
 # ------------------------------------------------------------ crashes
 
 
-def kept(id: str, model: str, **more: Any) -> Record:
+def stored_record(id: str, model: str, **more: Any) -> Record:
     body = {"model": model, "messages": [{"role": "user", "content": id}], "metadata": {}}
     fields: dict[str, Any] = {"status": "running", "attempt": 1, "created": 1.0, "variables": {}, **more}
     return Record(id=id, tenant="one", model=model, app=model, body=body, **fields)
@@ -242,8 +242,8 @@ def test_queries_resume_from_checkpoints_after_a_crash(
         [record] = [await store.get("one", asks["asking_before"].id)]
         assert record is not None
         await store.put(replace(record, id="other", status="running"))
-        await store.put(kept("never begun", "steps"))
-        await store.put(kept("queued", "steps", status="queued", attempt=0))
+        await store.put(stored_record("never begun", "steps"))
+        await store.put(stored_record("queued", "steps", status="queued", attempt=0))
         await store.close()
 
     asyncio.run(crashed())

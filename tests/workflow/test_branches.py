@@ -71,7 +71,7 @@ def searched(**more: Any) -> Workflow:
     return judged(Branch("found", condition="needed", then=WebSearch("web"), **more))
 
 
-def begun(result: Any, part: str = "web") -> list[float]:
+def search_starts(result: Any, part: str = "web") -> list[float]:
     """Return when each search was requested, in seconds after the condition was known."""
     spans = result.trace.spans
     known = next(span.done for span in spans if span.primitive.endswith("needed"))
@@ -81,7 +81,7 @@ def begun(result: Any, part: str = "web") -> list[float]:
 def test_branch_search_starts_before_its_condition_and_runs_once(kit: Kit) -> None:
     result = searched().deploy(kit.pool).run({"question": "oats?"})
     assert [hit.id for hit in result.outputs["found"]] == ["oats?"] and kit.searches == {"oats?": 1}
-    assert len(begun(result)) == 1 and begun(result)[0] < 0
+    assert len(search_starts(result)) == 1 and search_starts(result)[0] < 0
     assert {span.outcome for span in result.trace.spans if span.engine == "web"} == {"done"}
 
 
@@ -126,7 +126,7 @@ def test_persistent_search_failure_raises_the_same_error(kit: Kit) -> None:
 )
 def test_search_is_not_speculative_if_passes_or_speculation_are_off(kit: Kit, given: dict[str, Any]) -> None:
     result = searched().deploy(kit.pool, **given).run({"question": "oats?"})
-    assert [at >= 0 for at in begun(result)] == [True]
+    assert [at >= 0 for at in search_starts(result)] == [True]
     kit.searches.clear()
     searched().deploy(kit.pool, **given).run({"question": "ivy?"})
     assert not kit.searches
@@ -136,11 +136,11 @@ def test_only_engines_declared_own_are_searched_speculatively() -> None:
     kit = Kit(own=False)
     try:
         result = searched().deploy(kit.pool).run({"question": "oats?"})
-        assert [at >= 0 for at in begun(result)] == [True]
+        assert [at >= 0 for at in search_starts(result)] == [True]
         searched().deploy(kit.pool).run({"question": "ivy?"})
         assert kit.searches == {"oats?": 1}
         result = searched().deploy(kit.pool, speculate="all").run({"question": "oats?"})
-        assert [at < 0 for at in begun(result)] == [True]
+        assert [at < 0 for at in search_starts(result)] == [True]
     finally:
         kit.pool.close()
 
@@ -165,7 +165,7 @@ def test_arm_with_more_than_a_search_starts_when_taken(kit: Kit, name: str) -> N
     given = {"question": "oats?", "documents": ["Oats grow."]}
     app = ARMS[name]().deploy(kit.pool)
     inputs = given if name == "writes rows" else {"question": "oats?"}
-    assert all(at >= 0 for at in begun(app.run(inputs))) and begun(app.run(inputs))
+    assert all(at >= 0 for at in search_starts(app.run(inputs))) and search_starts(app.run(inputs))
 
 
 def test_search_is_not_speculative_if_the_choice_is_known(kit: Kit) -> None:
@@ -189,7 +189,7 @@ def test_searches_of_both_arms_start_before_the_choice(kit: Kit) -> None:
         result = whole.deploy(kit.pool).run(given)
         assert [hit.text for hit in result.outputs["found"]] == [expected]
         assert result.answer == plain.answer
-        assert begun(result)[0] < 0
+        assert search_starts(result)[0] < 0
 
 
 @pytest.mark.parametrize("question", ["oats?", "ivy?"])

@@ -21,7 +21,7 @@ from teola_plugin.pool import EnginePool
 DOCUMENTS = [Document(text) for text in ("walls need lime", "lambs eat grass", "what do lambs eat, and why?")]
 
 
-class Found(BaseRetriever):
+class FixedRetriever(BaseRetriever):
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return DOCUMENTS
 
@@ -38,7 +38,7 @@ def test_cross_encoder_returns_float_array_of_scores(fakes: EnginePool) -> None:
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 def test_cross_encoder_reranker_runs_on_the_engine(fakes: EnginePool, way: str) -> None:
     reranker = CrossEncoderReranker(model=TeolaCrossEncoder(pool=fakes), top_n=2)
-    chain = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=Found())
+    chain = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=FixedRetriever())
     fast = accelerate(chain)
     given = "what do lambs eat?"
     found = fast.invoke(given) if way == "invoke" else asyncio.run(fast.ainvoke(given))

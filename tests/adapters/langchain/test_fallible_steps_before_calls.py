@@ -255,7 +255,7 @@ def test_speculate_all_starts_calls_before_user_code_ends(way: str) -> None:
         assert ledger.began.wait(5)
         return "ok"
 
-    class Told(Ledger):
+    class ReportingLedger(Ledger):
         def __init__(self) -> None:
             super().__init__()
             self.began = threading.Event()
@@ -264,7 +264,7 @@ def test_speculate_all_starts_calls_before_user_code_ends(way: str) -> None:
             super().begin(call)
             self.began.set()
 
-    ledger = Told()
+    ledger = ReportingLedger()
 
     async def aslow(x: Any) -> Any:
         import asyncio

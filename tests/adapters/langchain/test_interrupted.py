@@ -43,14 +43,14 @@ class Waits(BaseChatModel):
         raise NotImplementedError("only sync calls are made here")
 
 
-class Found(BaseRetriever):
+class FixedRetriever(BaseRetriever):
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return [Document("first"), Document("second"), Document("third")]
 
 
 def extractor() -> Runnable[Any, Any]:
     chosen = LLMChainExtractor.from_llm(Waits())
-    return ContextualCompressionRetriever(base_compressor=chosen, base_retriever=Found())
+    return ContextualCompressionRetriever(base_compressor=chosen, base_retriever=FixedRetriever())
 
 
 def chain() -> Runnable[Any, Any]:
@@ -61,7 +61,7 @@ def chain() -> Runnable[Any, Any]:
     return (lambda question: {"question": question}) | both
 
 
-class Heard(BaseCallbackHandler):
+class InterruptingHandler(BaseCallbackHandler):
     """Records starts and ends of calls. It raises KeyboardInterrupt when the second call of a model has started."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Heard(BaseCallbackHandler):
 def test_keyboard_interrupt_sends_the_callbacks_of_the_original(make: Callable[[], Runnable[Any, Any]]) -> None:
     seen = []
     for one in (make(), accelerate(make(), concurrent=[Waits])):
-        handler = Heard()
+        handler = InterruptingHandler()
         HELD.clear()
         try:
             with pytest.raises(KeyboardInterrupt):

@@ -57,7 +57,7 @@ def qdrant() -> VectorStore:
     return made
 
 
-def shown(found: list[Document]) -> list[str]:
+def contents(found: list[Document]) -> list[str]:
     return [one.page_content for one in found]
 
 
@@ -66,10 +66,10 @@ def test_listed_store_allows_searches_from_eight_threads(make: Any) -> None:
     store = make()
     assert ThreadSafety().allows(store)
     retriever = store.as_retriever(search_kwargs={"k": 3})
-    expected = [shown(retriever.invoke(one)) for one in ASKED]
+    expected = [contents(retriever.invoke(one)) for one in ASKED]
     with ThreadPoolExecutor(8) as threads:
         for _ in range(3):
-            assert [shown(found) for found in threads.map(retriever.invoke, ASKED)] == expected
+            assert [contents(found) for found in threads.map(retriever.invoke, ASKED)] == expected
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +109,14 @@ def test_map_reduce_of_listed_client_overlaps_without_concurrent_option(stub: Op
     stub.go.clear()
     with ThreadPoolExecutor(1) as caller:
         found = caller.submit(accelerate(chain).invoke, documents)
-        together = _there(stub, 4)
+        together = _have_arrived(stub, 4)
         stub.go.set()
         assert found.result() == expected
     assert together
     assert sorted(str(body) for _, body in stub.requests) == plain
 
 
-def _there(stub: OpenAIStub, requests: int) -> bool:
+def _have_arrived(stub: OpenAIStub, requests: int) -> bool:
     """Return True if this many requests arrive before any is answered."""
     for _ in range(300):
         if len(stub.requests) >= requests:

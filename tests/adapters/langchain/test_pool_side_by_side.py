@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[Chain], Any]] = {
 }
 
 
-class Asked:
+class CountedPool:
     """A pool, and how often its LLM was asked for what."""
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def counted_pool() -> Iterator[Asked]:
-    made = Asked()
+def counted_pool() -> Iterator[CountedPool]:
+    made = CountedPool()
     yield made
     made.pool.close()
 
@@ -78,19 +78,19 @@ def _extracted(model: Any) -> Chain:
     )
 
 
-def extractor(counted_pool: Asked) -> Chain:
+def extractor(counted_pool: CountedPool) -> Chain:
     return _extracted(ChatTeola(pool=counted_pool.pool, max_tokens=20))
 
 
-def bound_extractor(counted_pool: Asked) -> Chain:
+def bound_extractor(counted_pool: CountedPool) -> Chain:
     return _extracted(counted_pool.pool.bound(Chat(), "llm"))
 
 
-def queries(counted_pool: Asked) -> Chain:
+def queries(counted_pool: CountedPool) -> Chain:
     return MultiQueryRetriever.from_llm(TeolaWebSearch(pool=counted_pool.pool), Lines())
 
 
-def queries_of_an_ensemble(counted_pool: Asked) -> Chain:
+def queries_of_an_ensemble(counted_pool: CountedPool) -> Chain:
     both = [counted_pool.store.as_retriever(), TeolaWebSearch(pool=counted_pool.pool)]
     return MultiQueryRetriever.from_llm(EnsembleRetriever(retrievers=both, weights=[0.5, 0.5]), Lines())
 
@@ -108,7 +108,7 @@ def at_once(trace: QueryTrace, engine: str) -> int:
 @every
 @pytest.mark.parametrize("way", WAYS)
 def test_composite_on_a_pool_runs_three_calls_at_once(
-    counted_pool: Asked, make: Callable[[Asked], Chain], way: str
+    counted_pool: CountedPool, make: Callable[[CountedPool], Chain], way: str
 ) -> None:
     plain, fast = make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)
     counted_pool.prompts.clear()
@@ -121,7 +121,7 @@ def test_composite_on_a_pool_runs_three_calls_at_once(
 
 @every
 def test_composite_on_a_pool_sends_the_events_of_the_original(
-    counted_pool: Asked, make: Callable[[Asked], Chain]
+    counted_pool: CountedPool, make: Callable[[CountedPool], Chain]
 ) -> None:
     made = make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)
     seen = [observe(one, "invoke", "q", tags=["mine"], metadata={"n": 1}) for one in made]
@@ -150,7 +150,7 @@ class Order(BaseCallbackHandler):
 
 @every
 def test_composite_on_a_pool_sends_events_in_the_originals_order(
-    counted_pool: Asked, make: Callable[[Asked], Chain]
+    counted_pool: CountedPool, make: Callable[[CountedPool], Chain]
 ) -> None:
     events = []
     for chain in (make(counted_pool), accelerate(make(counted_pool), pool=counted_pool.pool)):
@@ -162,7 +162,7 @@ def test_composite_on_a_pool_sends_events_in_the_originals_order(
 
 @every
 def test_speculate_off_and_max_concurrency_keep_calls_sequential(
-    counted_pool: Asked, make: Callable[[Asked], Chain]
+    counted_pool: CountedPool, make: Callable[[CountedPool], Chain]
 ) -> None:
     off, bounded = (
         accelerate(make(counted_pool), pool=counted_pool.pool, speculate="off"),
@@ -176,7 +176,7 @@ def test_speculate_off_and_max_concurrency_keep_calls_sequential(
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_failing_composite_on_a_pool_sends_the_originals_events(counted_pool: Asked, at: int) -> None:
+def test_failing_composite_on_a_pool_sends_the_originals_events(counted_pool: CountedPool, at: int) -> None:
     own = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     own.add_documents([Document(f"text {i}{' fails' * (i == at)}", id=str(i)) for i in range(3)])
     chain = ContextualCompressionRetriever(
@@ -194,7 +194,7 @@ def test_failing_composite_on_a_pool_sends_the_originals_events(counted_pool: As
     assert seen[0][-1].startswith("failed")
 
 
-def test_each_batch_input_is_a_separate_query(counted_pool: Asked) -> None:
+def test_each_batch_input_is_a_separate_query(counted_pool: CountedPool) -> None:
     fast, inputs = accelerate(extractor(counted_pool), pool=counted_pool.pool, app="batch"), ["a", "b", "c", "d"]
     assert fast.batch(inputs) == extractor(counted_pool).batch(inputs)
     deadline = time.monotonic() + 5
@@ -205,7 +205,7 @@ def test_each_batch_input_is_a_separate_query(counted_pool: Asked) -> None:
     assert [sum(span.engine == "llm" for span in trace.spans) for trace in made] == [3, 3, 3, 3]
 
 
-def test_threads_allow_pool_objects_without_user_code(counted_pool: Asked) -> None:
+def test_threads_allow_pool_objects_without_user_code(counted_pool: CountedPool) -> None:
     threads, pool = Threads(ThreadSafety()), counted_pool.pool
     model = ChatTeola(pool=pool)
     own = TeolaVectorStore(pool=pool, embedding=DeterministicFakeEmbedding(size=4), collection="c")

@@ -71,7 +71,7 @@ async def _events(chain: Any) -> list[Any]:
     ]
 
 
-def _heard(call: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+def _with_events(call: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
     def run(chain: Any) -> Any:
         handler = Streamed()
         return call(chain, {"callbacks": [handler]}), handler.tokens
@@ -87,8 +87,8 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "astream_events": lambda chain: asyncio.run(_events(chain)),
     "batch": lambda chain: chain.batch([INPUT, {"q": "when"}]),
     "abatch": lambda chain: asyncio.run(chain.abatch([INPUT, {"q": "when"}])),
-    "invoke, heard as it streams": _heard(lambda chain, config: chain.invoke(INPUT, config)),
-    "ainvoke, heard as it streams": _heard(lambda chain, config: asyncio.run(chain.ainvoke(INPUT, config))),
+    "invoke, heard as it streams": _with_events(lambda chain, config: chain.invoke(INPUT, config)),
+    "ainvoke, heard as it streams": _with_events(lambda chain, config: asyncio.run(chain.ainvoke(INPUT, config))),
 }
 
 

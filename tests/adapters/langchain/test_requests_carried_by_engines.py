@@ -92,7 +92,7 @@ def test_bound_openai_model_sends_images_as_the_original(way: str, pool: EngineP
     assert carried == plain and carried[0][1]["image_url"]["url"] == picture["image_url"]["url"]
 
 
-def _sent(stub: OpenAIStub) -> set[tuple[str, str | None, str | None]]:
+def _sent_requests(stub: OpenAIStub) -> set[tuple[str, str | None, str | None]]:
     """Return path, key and team of each request."""
     paths = [path for path, _ in stub.requests]
     return {(p, h.get("authorization"), h.get("x-team")) for p, h in zip(paths, stub.headers, strict=True)}
@@ -105,7 +105,7 @@ def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: En
     two = model(stub, "second", default_query={"region": "north"})
     chain = RunnableParallel(one=asking("hi", one), two=asking("hi", two))
     plain = WAYS[way](chain, None)
-    expected = _sent(stub)
+    expected = _sent_requests(stub)
     assert expected == {
         ("/v1/chat/completions", "Bearer first", "a"),
         ("/v1/chat/completions?region=north", "Bearer second", None),
@@ -115,7 +115,7 @@ def test_bound_models_of_one_engine_keep_own_keys_and_headers(way: str, pool: En
     seen = arrivals(pool)
     fast = accelerate(chain, pool=pool, bind=[(one, "llm"), (two, "llm")])
     made = WAYS[way](fast, None)
-    assert _sent(stub) == expected and len(stub.requests) == 2 and len(seen) >= 2
+    assert _sent_requests(stub) == expected and len(stub.requests) == 2 and len(seen) >= 2
     if way in ("invoke", "ainvoke"):
         assert [made[key].content for key in made] == [plain[key].content for key in plain]
 

@@ -77,7 +77,7 @@ def own_store() -> InMemoryVectorStore:
     return InMemoryVectorStore(Words())
 
 
-def served(pool: EnginePool, store: InMemoryVectorStore) -> Any:
+def on_engine(pool: EnginePool, store: InMemoryVectorStore) -> Any:
     return accelerate(app(pool, store), pool=pool, bind=[(store.embeddings, "embedder")])
 
 
@@ -85,7 +85,7 @@ def served(pool: EnginePool, store: InMemoryVectorStore) -> Any:
 def test_searches_wait_for_writes_of_the_same_store(pool: EnginePool, way: str) -> None:
     store = own_store()
     plain = app(pool, store).invoke(GIVEN)
-    fast = served(pool, store)
+    fast = on_engine(pool, store)
     assert {"prune-dependencies", "decoding-pipelining"} <= set(fast.plan(GIVEN).fired)
     assert "writes memory:" in str(fast.plan(GIVEN).graph)
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_searches_wait_for_writes_of_the_same_store(pool: EnginePool, way: str) 
 def test_each_search_query_is_embedded_once(pool: EnginePool) -> None:
     store = own_store()
     embedder: Any = pool.engine("embedder")
-    served(pool, store).invoke(GIVEN)
+    on_engine(pool, store).invoke(GIVEN)
     written = [document.page_content for document in DOCUMENTS]
     assert sorted(embedder.texts) == sorted([*written, "one", "three", "two"])
 
@@ -111,7 +111,7 @@ def test_large_store_gives_the_result_of_the_original(pool: EnginePool, monkeypa
     monkeypatch.setattr(workers, "SMALL", 2)
     store = own_store()
     plain = app(pool, store).invoke(GIVEN)
-    assert served(pool, store).invoke(GIVEN) == plain
+    assert on_engine(pool, store).invoke(GIVEN) == plain
 
 
 def test_user_retriever_waits_for_a_possible_write(pool: EnginePool) -> None:

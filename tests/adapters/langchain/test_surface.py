@@ -19,7 +19,7 @@ from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.tracer.langchain.classes import has_own_run
 
 
-class Heard(BaseCallbackHandler):
+class PlainHandler(BaseCallbackHandler):
     """An ordinary handler: neither async nor inline."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Heard(BaseCallbackHandler):
 
 
 async def test_handler_gets_llm_start_and_end(pool: EnginePool) -> None:
-    handler = Heard()
+    handler = PlainHandler()
     fast = accelerate(PromptTemplate.from_template("{x}") | FakeListLLM(responses=["a"]), pool=pool)
     assert await fast.ainvoke({"x": 1}, {"callbacks": [handler]}) == "a"
     assert handler.names == ["start", "end"]

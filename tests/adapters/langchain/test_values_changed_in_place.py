@@ -43,23 +43,23 @@ class Reader(Chat):
         return self._answer([*messages[:-1], HumanMessage(self._said(messages))], None, None)
 
 
-def appending(given: dict[str, Any]) -> str:
-    given["history"].append(HumanMessage("B"))
+def appending(make_input: dict[str, Any]) -> str:
+    make_input["history"].append(HumanMessage("B"))
     return "done"
 
 
-def editing(given: dict[str, Any]) -> str:
-    given["history"][0].content = "C"
+def editing(make_input: dict[str, Any]) -> str:
+    make_input["history"][0].content = "C"
     return "done"
 
 
-def tagging(given: dict[str, Any]) -> str:
-    given["history"][0].additional_kwargs["n"] = 1
+def tagging(make_input: dict[str, Any]) -> str:
+    make_input["history"][0].additional_kwargs["n"] = 1
     return "done"
 
 
-def same_but_typed(given: dict[str, Any]) -> str:
-    given["history"][0].additional_kwargs["flag"] = 1  # was True
+def same_but_typed(make_input: dict[str, Any]) -> str:
+    make_input["history"][0].additional_kwargs["flag"] = 1  # was True
     return "done"
 
 
@@ -78,7 +78,7 @@ def over_history(model: Chain, change: Callable[[dict[str, Any]], str]) -> Chain
     )
 
 
-def given() -> dict[str, Any]:
+def make_input() -> dict[str, Any]:
     return {"question": "why", "history": [HumanMessage("A", additional_kwargs={"flag": True})]}
 
 
@@ -93,9 +93,9 @@ def test_model_gets_history_that_a_function_changed_in_place(
     change: Callable[[dict[str, Any]], str], way: str, speculate: Any
 ) -> None:
     alone, beside = Reader(), Reader()
-    plain = observe(over_history(alone, change), way, given())
+    plain = observe(over_history(alone, change), way, make_input())
     fast = accelerate(over_history(beside, change), speculate=speculate)
-    found = observe(fast, way, given())
+    found = observe(fast, way, make_input())
     assert found == plain
     if speculate == "auto":
         assert Counter(beside.seen) == Counter(alone.seen)
@@ -121,7 +121,7 @@ def test_model_that_changes_its_input_changes_the_callers_objects(way: str) -> N
     def made() -> tuple[Reader, Reader]:
         return Reader(ledger=Ledger(), act=shout), Reader(ledger=Ledger(), act=shout)
 
-    plain_input, fast_input = given(), given()
+    plain_input, fast_input = make_input(), make_input()
     plain = observe(chain(*made()), way, plain_input)
     fast = accelerate(chain(*made()))
     assert fast._prefetch_plan is not None
@@ -138,7 +138,7 @@ def test_model_that_changed_its_input_is_no_longer_prefetched(way: str) -> None:
     chain = assign(a=first(Reader(ledger=Ledger(jitter=0.002)))).assign(b=itemgetter("history") | two)
     fast = accelerate(chain)
     for _ in range(3):
-        observe(fast, way, given())
+        observe(fast, way, make_input())
     assert len(two.seen) <= 4
 
 

@@ -32,7 +32,7 @@ class State(TypedDict, total=False):
     answer: str
 
 
-class Held:
+class Settings:
     style = "plain"
 
 
@@ -71,8 +71,8 @@ def of_a_setting(to: str) -> Callable[[], str]:
 
 
 def of_an_attribute(to: str) -> Callable[[], str]:
-    Held.style = to
-    return lambda: Held.style
+    Settings.style = to
+    return lambda: Settings.style
 
 
 def compiled(pool: EnginePool, style: Callable[[], str]) -> Any:

@@ -57,7 +57,7 @@ def asks_others(at: World, *, coroutine: bool) -> Any:
     return read_only(made.model_copy(update={"coroutine": alook}) if coroutine else made)
 
 
-class Heard:
+class RecordingHandler:
     """Everything a handler is told, ids by their order of appearance."""
 
     def __init__(self) -> None:
@@ -68,20 +68,20 @@ class Heard:
         ids = [self._id(kwargs.get(key)) for key in ("run_id", "parent_run_id")]
         metadata = {k: v for k, v in (kwargs.get("metadata") or {}).items() if k not in ("langgraph_checkpoint_ns",)}
         metadata.pop("checkpoint_ns", None)
-        self.told.append((name, *ids, kwargs.get("tags"), metadata, kwargs.get("name"), shown(given)))
+        self.told.append((name, *ids, kwargs.get("tags"), metadata, kwargs.get("name"), without_ids(given)))
 
     def _id(self, given: UUID | None) -> int | None:
         return None if given is None else self._ids.setdefault(given, len(self._ids))
 
 
-def shown(given: Any) -> Any:
+def without_ids(given: Any) -> Any:
     """Return messages without ids of messages and calls."""
     if isinstance(given, dict):
-        return {key: shown(one) for key, one in given.items() if key not in ("id", "tool_call_id", "run_id")}
+        return {key: without_ids(one) for key, one in given.items() if key not in ("id", "tool_call_id", "run_id")}
     if isinstance(given, list | tuple):
-        return [shown(one) for one in given]
+        return [without_ids(one) for one in given]
     if hasattr(given, "model_dump") and hasattr(given, "type"):
-        return type(given).__name__, shown({k: v for k, v in given.model_dump().items() if "metadata" not in k})
+        return type(given).__name__, without_ids({k: v for k, v in given.model_dump().items() if "metadata" not in k})
     return str(given) if isinstance(given, str) else type(given).__name__
 
 
@@ -91,11 +91,11 @@ NAMES = [
 ]
 
 
-class Sync(BaseCallbackHandler, Heard):
+class Sync(BaseCallbackHandler, RecordingHandler):
     pass
 
 
-class Async(AsyncCallbackHandler, Heard):
+class Async(AsyncCallbackHandler, RecordingHandler):
     pass
 
 
@@ -145,7 +145,7 @@ def normal(events: list[Any]) -> list[Any]:
     for event in events:
         metadata = {k: v for k, v in event["metadata"].items() if "checkpoint_ns" not in k}
         parents = [names[one] for one in event["parent_ids"]]
-        found.append((event["event"], event["name"], parents, event["tags"], metadata, shown(event["data"])))
+        found.append((event["event"], event["name"], parents, event["tags"], metadata, without_ids(event["data"])))
     return found
 
 
@@ -256,4 +256,4 @@ def kinds(given: Any) -> Any:
         }
     if isinstance(given, list | tuple):
         return [kinds(one) for one in given]
-    return shown(given) if hasattr(given, "model_dump") else type(given).__name__
+    return without_ids(given) if hasattr(given, "model_dump") else type(given).__name__

@@ -34,7 +34,7 @@ from teola_plugin.pool import EnginePool
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Stage]:
+def workflow_stage() -> Iterator[Stage]:
     with stage() as made:
         yield made
 
@@ -54,10 +54,10 @@ def request_count(trace: Any, engine: str = "llm") -> int:
 
 
 @pytest.mark.parametrize("make", [flows.Rag, flows.Stateful, agents.function, agents.react, agents.coder, agents.team])
-def test_accelerated_workflow_keeps_class_and_state(here: Stage, make: Any) -> None:
-    original = make(here)
+def test_accelerated_workflow_keeps_class_and_state(workflow_stage: Stage, make: Any) -> None:
+    original = make(workflow_stage)
     before = dict(vars(original))
-    fast = accelerate(original, pool=here.pool)
+    fast = accelerate(original, pool=workflow_stage.pool)
     assert isinstance(fast, type(original)) and type(fast).__name__ == type(original).__name__
     assert fast.workflow_name == original.workflow_name
     assert inspect.signature(fast.run) == inspect.signature(original.run)
@@ -68,30 +68,33 @@ def test_accelerated_workflow_keeps_class_and_state(here: Stage, make: Any) -> N
     assert classes[classes.index(type(original)) :] == type(original).__mro__
 
 
-def test_attributes_set_on_accelerated_agent_reach_the_original(here: Stage) -> None:
-    agent = agents.function(here)
-    fast = accelerate(agent, pool=here.pool)
+def test_attributes_set_on_accelerated_agent_reach_the_original(workflow_stage: Stage) -> None:
+    agent = agents.function(workflow_stage)
+    fast = accelerate(agent, pool=workflow_stage.pool)
     fast.system_prompt = "Say it in one word."
     agent.tools.append(agents.FunctionTool.from_defaults(lambda: "late", name="late", description="Late."))
     run(fast, user_msg=do([call("late")]))
-    assert "Say it in one word." in here.reached.prompts[-1] and "tool: late" in here.reached.prompts[-1]
+    assert (
+        "Say it in one word." in workflow_stage.reached.prompts[-1]
+        and "tool: late" in workflow_stage.reached.prompts[-1]
+    )
 
 
-def test_workflow_attributes_hide_methods_of_the_accelerated_class(here: Stage) -> None:
-    original = flows.Stateful(here)
-    fast = accelerate(original, pool=here.pool)
+def test_workflow_attributes_hide_methods_of_the_accelerated_class(workflow_stage: Stage) -> None:
+    original = flows.Stateful(workflow_stage)
+    fast = accelerate(original, pool=workflow_stage.pool)
     assert fast.plan.__func__ is flows.Stateful.plan and fast.report == "mine"
     assert fast.with_request_context(app="mine").report == "mine" and fast.original is original
 
 
-def test_steps_added_later_run_in_accelerated_workflow(here: Stage) -> None:
+def test_steps_added_later_run_in_accelerated_workflow(workflow_stage: Stage) -> None:
     class Growing(Workflow):
         @step
         async def first(self, ev: StartEvent) -> flows.Part | StopEvent:
             return flows.Part(number=1)
 
     original = Growing(disable_validation=True)
-    fast = accelerate(original, pool=here.pool)
+    fast = accelerate(original, pool=workflow_stage.pool)
 
     @step(workflow=type(fast))
     async def last(ev: flows.Part) -> StopEvent:
@@ -100,9 +103,9 @@ def test_steps_added_later_run_in_accelerated_workflow(here: Stage) -> None:
     assert run(fast) == run(original) == "1, last"
 
 
-def test_copy_of_an_accelerated_agent_has_own_attributes_and_trace(here: Stage) -> None:
-    agent = agents.function(here)
-    fast = accelerate(agent, pool=here.pool)
+def test_copy_of_an_accelerated_agent_has_own_attributes_and_trace(workflow_stage: Stage) -> None:
+    agent = agents.function(workflow_stage)
+    fast = accelerate(agent, pool=workflow_stage.pool)
     made = copy.copy(fast)
     made.name = "other"
     assert agent.name == fast.name == "Agent" and type(made).__mro__[1:] == type(fast).__mro__[1:]
@@ -111,13 +114,15 @@ def test_copy_of_an_accelerated_agent_has_own_attributes_and_trace(here: Stage) 
     assert isinstance(agent.model_copy(), FunctionAgent) and isinstance(fast.model_copy(), FunctionAgent)
 
 
-def test_accelerating_an_accelerated_agent_replaces_its_options(here: Stage) -> None:
-    fast = accelerate(accelerate(agents.function(here), pool=here.pool), pool=here.pool, app="again")
+def test_accelerating_an_accelerated_agent_replaces_its_options(workflow_stage: Stage) -> None:
+    fast = accelerate(
+        accelerate(agents.function(workflow_stage), pool=workflow_stage.pool), pool=workflow_stage.pool, app="again"
+    )
     run(fast, user_msg=do([call("add", a=1, b=2)]))
     assert request_count(fast.last_trace()) == 2 and fast.last_trace().app == "again"
 
 
-def test_agent_subclass_with_overridden_step_runs_that_step(here: Stage) -> None:
+def test_agent_subclass_with_overridden_step_runs_that_step(workflow_stage: Stage) -> None:
     class Counting(FunctionAgent):
         called: int = 0
 
@@ -126,8 +131,8 @@ def test_agent_subclass_with_overridden_step_runs_that_step(here: Stage) -> None
             self.called += 1
             return await super().call_tool(ctx, ev)
 
-    agent = Counting(tools=[agents.add], llm=here.llm)
-    fast = accelerate(agent, pool=here.pool)
+    agent = Counting(tools=[agents.add], llm=workflow_stage.llm)
+    fast = accelerate(agent, pool=workflow_stage.pool)
     run(fast, user_msg=do([call("add", a=1, b=2)]))
     assert agent.called == fast.called == 1
 
@@ -147,15 +152,15 @@ def closed_over(model: Any) -> Workflow:
 @pytest.mark.parametrize(
     "make", [flows.Rag, flows.Engines, agents.function, agents.team, lambda s: closed_over(s.llm), flows.Outer]
 )
-def test_pool_of_the_models_of_steps_is_found(here: Stage, make: Any) -> None:
-    fast = accelerate(make(here))
+def test_pool_of_the_models_of_steps_is_found(workflow_stage: Stage, make: Any) -> None:
+    fast = accelerate(make(workflow_stage))
     run(fast, **({"user_msg": "hi"} if isinstance(fast, FunctionAgent | AgentWorkflow) else {}))
     assert request_count(fast.last_trace()) >= 1
 
 
-def test_workflow_with_two_pools_raises(here: Stage) -> None:
+def test_workflow_with_two_pools_raises(workflow_stage: Stage) -> None:
     with EnginePool.local([FakeLLM()]) as other:
-        workflow = flows.Rag(here)
+        workflow = flows.Rag(workflow_stage)
         workflow.llm = TeolaLLM(pool=other)
         with pytest.raises(RegistrationError, match="2 different engine pools"):
             accelerate(workflow)
@@ -168,26 +173,28 @@ def test_agent_without_a_pool_runs_as_the_original() -> None:
     assert fast.last_trace() is None and {row.level for row in fast.report().parts} == {"original"}
 
 
-def test_accelerate_returns_original_workflow_if_disabled(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_returns_original_workflow_if_disabled(
+    workflow_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEOLA_DISABLE", "1")
-    workflow = flows.Rag(here)
-    assert accelerate(workflow, pool=here.pool) is workflow
+    workflow = flows.Rag(workflow_stage)
+    assert accelerate(workflow, pool=workflow_stage.pool) is workflow
 
 
-def test_shadow_option_raises_for_workflows(here: Stage) -> None:
+def test_shadow_option_raises_for_workflows(workflow_stage: Stage) -> None:
     with pytest.raises(RegistrationError, match="a workflow's steps"):
-        accelerate(agents.function(here), shadow=0.1)
+        accelerate(agents.function(workflow_stage), shadow=0.1)
 
 
 def test_original_workflow_runs_if_its_query_cannot_start(
-    here: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    workflow_stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("watched badly")
 
-    monkeypatch.setattr(here.pool.runtime, "watch", broken)
+    monkeypatch.setattr(workflow_stage.pool.runtime, "watch", broken)
     with caplog.at_level(logging.WARNING, logger="teola_plugin"):
-        assert run(accelerate(flows.Rag(here))) == run(flows.Rag(here))
+        assert run(accelerate(flows.Rag(workflow_stage))) == run(flows.Rag(workflow_stage))
     assert "planning failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
@@ -198,22 +205,22 @@ def test_original_workflow_runs_if_its_query_cannot_start(
     ("make", "prompts"),
     [(flows.Rag, 1), (flows.FanOut, 5), (flows.Retrying, 3), (flows.Outer, 2), (flows.Sync, 1), (flows.Stateful, 2)],
 )
-def test_trace_has_all_requests_of_the_steps(here: Stage, make: Any, prompts: int) -> None:
-    fast = accelerate(make(here), pool=here.pool, app="flows")
+def test_trace_has_all_requests_of_the_steps(workflow_stage: Stage, make: Any, prompts: int) -> None:
+    fast = accelerate(make(workflow_stage), pool=workflow_stage.pool, app="flows")
     run(fast)
     trace = fast.last_trace()
     assert (request_count(trace), trace.app, trace.outcome) == (prompts, "flows", "closed")
 
 
-def test_workflow_in_a_step_joins_the_outer_query(here: Stage) -> None:
-    inner = accelerate(flows.Rag(here), pool=here.pool)
-    outer = accelerate(flows.Outer(here, inner), pool=here.pool)
+def test_workflow_in_a_step_joins_the_outer_query(workflow_stage: Stage) -> None:
+    inner = accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool)
+    outer = accelerate(flows.Outer(workflow_stage, inner), pool=workflow_stage.pool)
     run(outer)
     assert request_count(outer.last_trace()) == 2 and inner.last_trace().query_id == outer.last_trace().query_id
 
 
-def test_concurrent_runs_are_separate_queries(here: Stage) -> None:
-    fast = accelerate(flows.Rag(here), pool=here.pool)
+def test_concurrent_runs_are_separate_queries(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool)
 
     async def played() -> list[Any]:
         begun = [(fast.run(about=f"what {i}"), fast.__teola_session__.last) for i in range(4)]
@@ -224,16 +231,16 @@ def test_concurrent_runs_are_separate_queries(here: Stage) -> None:
     assert len({one.query_id for one in found}) == 4 and {request_count(one) for one in found} == {1}
 
 
-def test_accelerated_engines_in_a_workflow_run_as_subplans(here: Stage) -> None:
-    fast = accelerate(flows.Engines(here, accelerate), pool=here.pool)
+def test_accelerated_engines_in_a_workflow_run_as_subplans(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Engines(workflow_stage, accelerate), pool=workflow_stage.pool)
     run(fast)
     early = [span.primitive for span in fast.last_trace().spans if span.primitive.startswith("part")]
     assert len({name.partition("/")[0] for name in early}) == 2
 
 
-def test_query_engine_tools_of_an_agent_run_as_subplans(here: Stage) -> None:
-    agent = agents.function(here, *agents.engines(here))
-    fast = accelerate(agent, pool=here.pool)
+def test_query_engine_tools_of_an_agent_run_as_subplans(workflow_stage: Stage) -> None:
+    agent = agents.function(workflow_stage, *agents.engines(workflow_stage))
+    fast = accelerate(agent, pool=workflow_stage.pool)
     run(fast, user_msg=do([call("farm", input="oats")], [call("shelf", input="ivy")]))
     trace = fast.last_trace()
     parts = {span.primitive.partition("/")[0] for span in trace.spans if "embedding" in span.primitive}
@@ -243,8 +250,8 @@ def test_query_engine_tools_of_an_agent_run_as_subplans(here: Stage) -> None:
     assert rows['agent.tools["farm"].engine._retriever._retrievers[0]'] == "lowered"
 
 
-def test_trace_has_a_step_for_each_turn_and_tool(here: Stage) -> None:
-    fast = accelerate(agents.team(here), pool=here.pool)
+def test_trace_has_a_step_for_each_turn_and_tool(workflow_stage: Stage) -> None:
+    fast = accelerate(agents.team(workflow_stage), pool=workflow_stage.pool)
     handoff = [call("handoff", to_agent="writer", reason="found")]
     run(fast, user_msg=do([call("look", at="sea"), call("farm", input="oats")], handoff, "Written."))
     trace = fast.last_trace()
@@ -257,19 +264,21 @@ def test_trace_has_a_step_for_each_turn_and_tool(here: Stage) -> None:
     assert {span.step for span in trace.spans if span.primitive.startswith("part1/retrieve")} == {farm}
 
 
-def test_accelerated_member_of_a_team_joins_its_query(here: Stage) -> None:
-    team = agents.team(here)
-    team.agents["research"] = accelerate(team.agents["research"], pool=here.pool)
-    fast = accelerate(team, pool=here.pool)
+def test_accelerated_member_of_a_team_joins_its_query(workflow_stage: Stage) -> None:
+    team = agents.team(workflow_stage)
+    team.agents["research"] = accelerate(team.agents["research"], pool=workflow_stage.pool)
+    fast = accelerate(team, pool=workflow_stage.pool)
     run(fast, user_msg=do([call("look", at="sea"), call("look", at="ivory tower")]))
     kinds = [span.kind for span in fast.last_trace().spans]
     assert request_count(fast.last_trace()) == 2 and "PARTIAL_PREFILLING" in kinds
 
 
-def test_report_lists_steps_models_and_tools(here: Stage) -> None:
-    rows = [(row.path, row.level) for row in accelerate(flows.Rag(here), pool=here.pool).report().parts]
+def test_report_lists_steps_models_and_tools(workflow_stage: Stage) -> None:
+    rows = [
+        (row.path, row.level) for row in accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool).report().parts
+    ]
     assert rows == [("workflow.answer", "joined"), ("workflow.retrieve", "joined")]
-    text = accelerate(agents.team(here), pool=here.pool).explain(details=True)
+    text = accelerate(agents.team(workflow_stage), pool=workflow_stage.pool).explain(details=True)
     assert 'agents["research"].tools["farm"].engine' in text and 'agents["writer"].llm' in text
 
 
@@ -284,9 +293,9 @@ async def _never(workflow: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["awaited", "cancel_run", "wait_for", "cancel", "loop gone", "dropped"])
 @pytest.mark.filterwarnings("ignore:WorkflowHandler.cancel:DeprecationWarning")
-def test_query_ends_with_its_workflow_run(here: Stage, way: str) -> None:
+def test_query_ends_with_its_workflow_run(workflow_stage: Stage, way: str) -> None:
     ends = way in ("awaited", "dropped")
-    fast = accelerate(flows.Slow(here, 0.1 if ends else 20), pool=here.pool)
+    fast = accelerate(flows.Slow(workflow_stage, 0.1 if ends else 20), pool=workflow_stage.pool)
 
     async def played() -> None:
         handler = await _never(fast)
@@ -314,16 +323,16 @@ def test_query_ends_with_its_workflow_run(here: Stage, way: str) -> None:
     assert outcome == ("closed" if ends else "cancelled")
 
 
-def test_error_of_a_step_ends_the_query(here: Stage) -> None:
-    fast = accelerate(flows.Retrying(here, 9), pool=here.pool)
+def test_error_of_a_step_ends_the_query(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Retrying(workflow_stage, 9), pool=workflow_stage.pool)
     with pytest.raises(ValueError, match="said"):
         run(fast)
     assert fast.last_trace().outcome == "closed"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_run_that_cannot_start_ends_its_query(here: Stage) -> None:
-    fast = accelerate(flows.Typed(here), pool=here.pool)
+def test_run_that_cannot_start_ends_its_query(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Typed(workflow_stage), pool=workflow_stage.pool)
     with pytest.raises(Exception, match="Failed creating a start event"):
         run(fast, nothing=1)
     with pytest.raises(RuntimeError, match="no running event loop"):
@@ -331,8 +340,8 @@ def test_run_that_cannot_start_ends_its_query(here: Stage) -> None:
     assert fast.last_trace().outcome == "closed"
 
 
-def test_query_stays_open_while_a_human_answers(here: Stage) -> None:
-    fast = accelerate(flows.Asking(here), pool=here.pool)
+def test_query_stays_open_while_a_human_answers(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Asking(workflow_stage), pool=workflow_stage.pool)
 
     async def played() -> None:
         handler = fast.run()
@@ -347,16 +356,16 @@ def test_query_stays_open_while_a_human_answers(here: Stage) -> None:
     assert request_count(fast.last_trace()) == 2
 
 
-def test_overridden_run_method_is_traced(here: Stage) -> None:
+def test_overridden_run_method_is_traced(workflow_stage: Stage) -> None:
     class Own(flows.Rag):
         async def run(self, **kwargs: Any) -> Any:  # type: ignore[override]
             return await super().run(**kwargs)
 
-    fast = accelerate(Own(here), pool=here.pool)
-    assert run(fast) == run(flows.Rag(here)) and request_count(fast.last_trace()) == 1
+    fast = accelerate(Own(workflow_stage), pool=workflow_stage.pool)
+    assert run(fast) == run(flows.Rag(workflow_stage)) and request_count(fast.last_trace()) == 1
 
 
-def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
+def test_concurrent_run_limit_holds_across_tenants(workflow_stage: Stage) -> None:
     most, now = 0, 0
 
     class Counted(Workflow):
@@ -369,7 +378,7 @@ def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
             now -= 1
             return StopEvent()
 
-    fast = accelerate(Counted(num_concurrent_runs=2), pool=here.pool)
+    fast = accelerate(Counted(num_concurrent_runs=2), pool=workflow_stage.pool)
 
     async def played() -> None:
         await asyncio.gather(*(fast.with_request_context(tenant=f"t{i}").run() for i in range(6)))
@@ -382,33 +391,36 @@ def test_concurrent_run_limit_holds_across_tenants(here: Stage) -> None:
 
 
 @pytest.mark.parametrize("make", [agents.function, agents.react, lambda s: AgentWorkflow(agents=[agents.react(s)])])
-def test_bound_llm_of_an_agent_runs_on_the_engine(here: Stage, make: Any) -> None:
+def test_bound_llm_of_an_agent_runs_on_the_engine(workflow_stage: Stage, make: Any) -> None:
     own = chat_mock(max_tokens=3)
-    agent = make(here)
+    agent = make(workflow_stage)
     member = agent.agents["Agent"] if isinstance(agent, AgentWorkflow) else agent
     member.llm = own
-    fast = accelerate(agent, pool=here.pool, bind=[(own, "llm")])
+    fast = accelerate(agent, pool=workflow_stage.pool, bind=[(own, "llm")])
     functions = isinstance(member, FunctionAgent)
     rounds = [[call("add", a=1, b=2)]] if functions else [agents.act("add", a=1, b=2), agents.DONE]
     run(fast, user_msg=do(*rounds))
     assert (
         request_count(fast.last_trace()) == 2
-        and ("tool: 3" if functions else "Observation: 3") in here.reached.prompts[-1]
+        and ("tool: 3" if functions else "Observation: 3") in workflow_stage.reached.prompts[-1]
     )
     assert member.llm is own and fast.original is agent
 
 
-def test_bound_llm_of_a_workflow_runs_on_the_engine(here: Stage) -> None:
+def test_bound_llm_of_a_workflow_runs_on_the_engine(workflow_stage: Stage) -> None:
     own = MockLLM(max_tokens=3)
-    workflow = flows.Rag(here)
+    workflow = flows.Rag(workflow_stage)
     workflow.llm = own  # type: ignore[assignment]
-    fast = accelerate(workflow, pool=here.pool, bind=[(own, "llm")])
+    fast = accelerate(workflow, pool=workflow_stage.pool, bind=[(own, "llm")])
     run(fast)
     assert request_count(fast.last_trace()) == 1
     assert workflow.llm is own
     assert fast.llm is own
 
 
-def test_bind_accepts_any_model_for_a_workflow(here: Stage) -> None:
+def test_bind_accepts_any_model_for_a_workflow(workflow_stage: Stage) -> None:
     """Steps are user code, so the models that they call cannot be known before."""
-    assert accelerate(flows.Rag(here), pool=here.pool, bind=[(MockLLM(max_tokens=3), "llm")]) is not None
+    assert (
+        accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool, bind=[(MockLLM(max_tokens=3), "llm")])
+        is not None
+    )

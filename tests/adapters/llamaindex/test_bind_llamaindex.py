@@ -46,7 +46,7 @@ def stub() -> Iterator[OpenAIStub]:
 
 
 @pytest.fixture(scope="module")
-def served(stub: OpenAIStub) -> Iterator[EnginePool]:
+def server_pool(stub: OpenAIStub) -> Iterator[EnginePool]:
     with EnginePool.local(llm=OpenAIServer(base_url=stub.base_url, prefix_caching=True)) as pool:
         yield pool
 
@@ -90,7 +90,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "default")
-def test_bound_openai_like_gives_the_originals_answers_and_events(served, own, way, options):
+def test_bound_openai_like_gives_the_originals_answers_and_events(server_pool, own, way, options):
     """Values, types, errors, callbacks, events and spans."""
 
     def observed(model: Any) -> Any:
@@ -104,56 +104,56 @@ def test_bound_openai_like_gives_the_originals_answers_and_events(served, own, w
         return value, recorder.callbacks, recorder.events, recorder.spans
 
     model = own(**options)
-    assert observed(bound(own(**options), "llm", served)) == observed(model)
+    assert observed(bound(own(**options), "llm", server_pool)) == observed(model)
 
 
-def test_chat_completions_of_a_bound_llm_use_the_engine(served, own, stub):
-    model = bound(own(), "llm", served)
+def test_chat_completions_of_a_bound_llm_use_the_engine(server_pool, own, stub):
+    model = bound(own(), "llm", server_pool)
     for way in (
         lambda: model.chat(QUESTION),
         lambda: asyncio.run(_list(model.astream_chat(QUESTION))),
         lambda: asyncio.run(model.acomplete("why?")),
         lambda: list(model.stream_complete("why?")),
     ):
-        with served.watching() as run:
+        with server_pool.watching() as run:
             way()
         assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
-    with served.watching() as run:
-        WAYS["complete"](bound(own(is_chat_model=False), "llm", served))
+    with server_pool.watching() as run:
+        WAYS["complete"](bound(own(is_chat_model=False), "llm", server_pool))
     assert run.trace.result(10).spans == (), "plain completions go the object's own way"
 
 
-def test_bound_llm_sends_images_as_the_original(served, own, stub):
+def test_bound_llm_sends_images_as_the_original(server_pool, own, stub):
     """`TeolaLLM` refuses them; a bound one writes the request itself."""
     picture = ImageBlock(url="http://localhost/x.png")
     messages = [ChatMessage(role="user", blocks=[TextBlock(text="see"), picture])]
     model = own()
     stub.requests.clear()
-    for one in (model, bound(own(), "llm", served)):
+    for one in (model, bound(own(), "llm", server_pool)):
         one.chat(messages)
     plain, carried = ([m["content"] for m in body["messages"]] for _, body in stub.requests)
     assert carried == plain and any(part["type"] == "image_url" for part in carried[0])
 
 
-def test_stream_of_bound_llm_belongs_to_the_query_around_it(served, own):
-    with served.watching() as run:
-        made = bound(own(), "llm", served).stream_chat(QUESTION)
+def test_stream_of_bound_llm_belongs_to_the_query_around_it(server_pool, own):
+    with server_pool.watching() as run:
+        made = bound(own(), "llm", server_pool).stream_chat(QUESTION)
         next(made)
     assert list(made)
     assert [span.engine for span in run.trace.result(10).spans] == ["llm"]
 
 
-def test_binding_does_not_change_the_llm(served, own):
+def test_binding_does_not_change_the_llm(server_pool, own):
     model = own()
     before = dict(vars(model)), dict(model.__pydantic_private__)
-    made = bound(model, "llm", served)
+    made = bound(model, "llm", server_pool)
     made.complete("why?")
     assert (vars(model), model.__pydantic_private__) == before
     assert type(model) is OpenAILike and isinstance(made, OpenAILike) and type(made).__name__ == "OpenAILike"
-    assert route_of(made) == (served, "llm")
+    assert route_of(made) == (server_pool, "llm")
     assert made.to_dict() == model.to_dict() and made.metadata == model.metadata
     for copied in (copy.copy(made), copy.deepcopy(made), made.model_copy()):
-        assert route_of(copied) == (served, "llm")
+        assert route_of(copied) == (server_pool, "llm")
         assert copied.complete("why?").text == model.complete("why?").text
 
 
@@ -195,13 +195,13 @@ class _Own(OpenAILike):
         return super().chat(list(reversed(messages)), **kwargs)
 
 
-def test_bind_raises_for_other_server_model_or_overridden_method(served, own, stub):
+def test_bind_raises_for_other_server_model_or_overridden_method(server_pool, own, stub):
     with pytest.raises(RegistrationError, match="talks to"):
-        bound(own().model_copy(update={"api_base": "http://localhost:1/v1"}), "llm", served)
+        bound(own().model_copy(update={"api_base": "http://localhost:1/v1"}), "llm", server_pool)
     with pytest.raises(RegistrationError, match="asks for 'gpt-4o'"):
-        bound(OpenAI(model="gpt-4o", api_base=stub.base_url, api_key="none"), "llm", served)
+        bound(OpenAI(model="gpt-4o", api_base=stub.base_url, api_key="none"), "llm", server_pool)
     with pytest.raises(RegistrationError, match=r"_Own\.chat changes"):
-        bound(_Own(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True), "llm", served)
+        bound(_Own(model=MODEL, api_base=stub.base_url, api_key="none", is_chat_model=True), "llm", server_pool)
 
 
 # ------------------------------------------------------------ by what the pool has
@@ -274,11 +274,11 @@ def test_bind_raises_for_unknown_engine(pool):
 
 
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
-def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, served, own, stub) -> None:
-    model = bound(own(max_retries=3), "llm", served)
+def test_bound_llm_call_past_its_deadline_is_not_retried(way: str, server_pool, own, stub) -> None:
+    model = bound(own(max_retries=3), "llm", server_pool)
     stub.requests.clear()
     stub.go.clear()
-    late = RequestContext(tenant="acme", deadline=served.runtime.time() + 1.0)
+    late = RequestContext(tenant="acme", deadline=server_pool.runtime.time() + 1.0)
     messages = [ChatMessage("slowly")]
 
     async def within(made: Callable[[], Any]) -> Any:

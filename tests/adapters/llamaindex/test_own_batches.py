@@ -83,7 +83,7 @@ def nodes(texts: list[str] = TEXTS) -> list[TextNode]:
     return [TextNode(id_=f"n{i}", text=text) for i, text in enumerate(texts)]
 
 
-def made(kind: type[ByText], recorder: Recorder | None = None, *, wanted: int = 1, **given: Any) -> ByText:
+def create_model(kind: type[ByText], recorder: Recorder | None = None, *, wanted: int = 1, **given: Any) -> ByText:
     model = kind(embed_batch_size=2, callback_manager=CallbackManager([recorder] if recorder else []), **given)
     model._wanted = wanted
     return model
@@ -104,7 +104,7 @@ def test_pipeline_embeds_concurrently_with_the_originals_events(kind: type[ByTex
     recordings, found = [], []
     for options in ({}, {"concurrent": [ByText]}):
         recorder = Recorder()
-        model = made(kind, recorder, wanted=TOGETHER if options else 1)
+        model = create_model(kind, recorder, wanted=TOGETHER if options else 1)
         pipeline = pipeline_of(model, **options)
         with recorded(recorder):
             found.append([node.embedding for node in pipeline.run(nodes=nodes())])
@@ -116,7 +116,7 @@ def test_pipeline_embeds_concurrently_with_the_originals_events(kind: type[ByTex
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_index_embeds_its_nodes_concurrently(kind: type[ByText]) -> None:
-    model = made(kind, wanted=TOGETHER)
+    model = create_model(kind, wanted=TOGETHER)
     index = VectorStoreIndex([], embed_model=model)
     fast = accelerate(index, concurrent=[model])
     fast.insert_nodes(nodes())
@@ -127,26 +127,26 @@ def test_index_embeds_its_nodes_concurrently(kind: type[ByText]) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_embedding_without_concurrent_option_stays_sequential(kind: type[ByText]) -> None:
-    for options in ({"app": "mine"}, {"concurrent": [made(kind)]}, {"concurrent": [kind], "speculate": "off"}):
-        model = made(kind)
+    for options in ({"app": "mine"}, {"concurrent": [create_model(kind)]}, {"concurrent": [kind], "speculate": "off"}):
+        model = create_model(kind)
         ingest(model, **options)
         assert model._under_way[1] == 1 and model._asked == (TEXTS if kind is ByText else TEXTS[::2])
-    for model in (made(OwnWay), made(kind, num_workers=1)):
+    for model in (create_model(OwnWay), create_model(kind, num_workers=1)):
         ingest(model, concurrent=[model])
         assert model._under_way[1] == 1
 
 
 def test_num_workers_bounds_concurrent_embedding_calls() -> None:
-    model = made(ByText, num_workers=3, wanted=3)
+    model = create_model(ByText, num_workers=3, wanted=3)
     ingest(model, concurrent=[model])
     assert model._under_way[1] == 3
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_equal_embedding_calls_do_not_overlap(kind: type[ByText]) -> None:
-    model = made(kind)
+    model = create_model(kind)
     texts = ["same"] * 6 + ["other"] * 2
-    assert ingest(model, texts, concurrent=[model]) == ingest(made(kind), texts)
+    assert ingest(model, texts, concurrent=[model]) == ingest(create_model(kind), texts)
     assert Counter(model._asked) == Counter(same=6 if kind is ByText else 3, other=2 if kind is ByText else 1)
     assert model._under_way[1] <= 2
 
@@ -154,7 +154,7 @@ def test_equal_embedding_calls_do_not_overlap(kind: type[ByText]) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_failing_embedding_raises_and_stops_further_calls(kind: type[ByText]) -> None:
     texts = ["bad", *(f"text {i}" for i in range(40))]
-    model = made(kind, wanted=TOGETHER)
+    model = create_model(kind, wanted=TOGETHER)
     model._over = threading.Event()
     with pytest.raises(ValueError, match="this one cannot be embedded"):
         ingest(model, texts, concurrent=[model])

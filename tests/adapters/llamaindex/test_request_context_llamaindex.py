@@ -45,7 +45,7 @@ def keeping() -> Keeping:
 
 
 @pytest.fixture(scope="module")
-def kept(keeping: Keeping) -> Iterator[Library]:
+def kept_library(keeping: Keeping) -> Iterator[Library]:
     with EnginePool.local([keeping, FakeEmbedder(), FakeReranker(), FakeStore()]) as pool:
         made = library(pool, "terms")
         with settings(made.llm):
@@ -53,8 +53,8 @@ def kept(keeping: Keeping) -> Iterator[Library]:
 
 
 @pytest.mark.parametrize("name", ["hyde", "fusion, compact", "accumulated"])
-def test_requests_have_the_tenant_of_with_request_context(kept: Library, keeping: Keeping, name: str) -> None:
-    fast = accelerate(ENGINES[name](kept))
+def test_requests_have_the_tenant_of_with_request_context(kept_library: Library, keeping: Keeping, name: str) -> None:
+    fast = accelerate(ENGINES[name](kept_library))
     answers = []
     for tenant in ("", "one", "two"):
         keeping.requests.clear()
@@ -64,17 +64,19 @@ def test_requests_have_the_tenant_of_with_request_context(kept: Library, keeping
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_subplan_of_a_chat_engine_keeps_tenant_and_app(kept: Library, keeping: Keeping) -> None:
+def test_subplan_of_a_chat_engine_keeps_tenant_and_app(kept_library: Library, keeping: Keeping) -> None:
     memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
-    engine = CondenseQuestionChatEngine.from_defaults(kept.fused("tree_summarize"), llm=kept.llm, memory=memory)
+    engine = CondenseQuestionChatEngine.from_defaults(
+        kept_library.fused("tree_summarize"), llm=kept_library.llm, memory=memory
+    )
     fast = accelerate(engine).with_request_context(tenant="one", app="talk")
     keeping.requests.clear()
     fast.chat(ASKED)
     assert {request.tenant for request in keeping.requests} == {"one"} and fast.last_trace().app == "talk"
 
 
-def test_with_request_context_keeps_other_settings_and_the_original_object(kept: Library) -> None:
-    fast = accelerate(kept.fused(), app="library")
+def test_with_request_context_keeps_other_settings_and_the_original_object(kept_library: Library) -> None:
+    fast = accelerate(kept_library.fused(), app="library")
     other = fast.with_request_context(tenant="one", weight=3.0).with_request_context(deadline_s=60.0)
     other.query(ASKED)
     fast.query(ASKED)
@@ -103,18 +105,18 @@ def test_query_past_its_deadline_raises_query_timeout(way: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_deadline_that_passes_between_calls_fails_the_next_call(kept: Library, stream: bool) -> None:
+def test_deadline_that_passes_between_calls_fails_the_next_call(kept_library: Library, stream: bool) -> None:
     """The object's own code takes its time; the next call fails."""
 
-    class Slow(type(kept.index.as_retriever())):  # type: ignore[misc]
+    class Slow(type(kept_library.index.as_retriever())):  # type: ignore[misc]
         def _retrieve(self, query_bundle: Any) -> Any:
             found = super()._retrieve(query_bundle)
             while not fast.__teola_session__.last.trace.done():
                 time.sleep(0.001)
             return found
 
-    retriever = Slow(kept.index, similarity_top_k=1)
-    engine = RetrieverQueryEngine.from_args(retriever, llm=kept.llm, streaming=stream)
+    retriever = Slow(kept_library.index, similarity_top_k=1)
+    engine = RetrieverQueryEngine.from_args(retriever, llm=kept_library.llm, streaming=stream)
     fast = accelerate(engine).with_request_context(deadline_s=0.05)
     with pytest.raises(QueryTimeout, match="deadline"):
         made = fast.query(ASKED)

@@ -62,7 +62,7 @@ def llm(shared_llm: ReasoningLLM) -> ReasoningLLM:
     return shared_llm
 
 
-def found(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, Counter[str]]:
+def result_and_prompts(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, Counter[str]]:
     """Return the answer, the nodes or the error, and the prompts."""
     llm.requests.clear()
     name = ("a" if way == "async" else "") + ("retrieve" if isinstance(router, BaseRetriever) else "query")
@@ -89,9 +89,12 @@ def test_engine_chosen_by_call_searches_before_the_reason_is_generated(
     stock: Library, llm: ReasoningLLM, chosen: str, way: str
 ) -> None:
     llm.choice, many = chosen, "Multi" in chosen
-    plain, fast = found(stock.router_by_call(several=many), llm, way), accelerate(stock.router_by_call(several=many))
+    plain, fast = (
+        result_and_prompts(stock.router_by_call(several=many), llm, way),
+        accelerate(stock.router_by_call(several=many)),
+    )
     llm.waits_for_search = True
-    assert found(fast, llm, way) == plain
+    assert result_and_prompts(fast, llm, way) == plain
     assert llm.in_time == [True] * chosen.count('"reason')
     assert calls_of_the_original(fast) == [] and spans(fast, outcome="wasted") == []
 
@@ -103,9 +106,12 @@ def test_chosen_retriever_searches_before_the_reason_is_generated(
 ) -> None:
     llm.choice = '[{"choice": 2, "reason": "a"}' + ', {"choice": 1, "reason": "b"}' * many + "]"
     selector = LLMMultiSelector.from_defaults(stock.llm) if many else None
-    plain, fast = found(stock.searching_router(selector), llm, way), accelerate(stock.searching_router(selector))
+    plain, fast = (
+        result_and_prompts(stock.searching_router(selector), llm, way),
+        accelerate(stock.searching_router(selector)),
+    )
     llm.waits_for_search = True
-    assert found(fast, llm, way) == plain
+    assert result_and_prompts(fast, llm, way) == plain
     assert llm.in_time == [True] * (2 if many else 1)
     assert calls_of_the_original(fast) == [] and spans(fast, outcome="wasted") == []
 
@@ -117,9 +123,13 @@ def test_retrievers_chosen_by_call_search_before_reasons_are_generated(
     """A router of retrievers whose model calls a function, below an engine."""
     llm.choice = several(2, 1)
     kind = PydanticMultiSelector.from_defaults(llm=stock.calling)  # type: ignore[arg-type]
-    plain, fast = found(stock.searching_router(kind), llm, way), accelerate(stock.searching_router(kind))
+    plain, fast = result_and_prompts(stock.searching_router(kind), llm, way), accelerate(stock.searching_router(kind))
     llm.waits_for_search = True
-    assert found(fast, llm, way) == plain and llm.in_time == [True, True] and calls_of_the_original(fast) == []
+    assert (
+        result_and_prompts(fast, llm, way) == plain
+        and llm.in_time == [True, True]
+        and calls_of_the_original(fast) == []
+    )
 
 
 WRITTEN = [
@@ -148,8 +158,8 @@ def test_every_spelling_of_a_choice_by_call_is_parsed(
 ) -> None:
     """The plain answer, or the plain error; and no word of what was begun in vain."""
     llm.choice = chosen
-    plain, prompts = found(stock.router_by_call(), llm, way)
-    made, more = found(accelerate(stock.router_by_call()), llm, way)
+    plain, prompts = result_and_prompts(stock.router_by_call(), llm, way)
+    made, more = result_and_prompts(accelerate(stock.router_by_call()), llm, way)
     assert made == plain and chooses(prompts) == chooses(more)
     assert not [r for r in caplog.records if r.name == "teola_plugin" and r.levelno >= logging.WARNING]
 
@@ -162,8 +172,8 @@ def test_invalid_retriever_choice_gives_the_originals_result(
     stock: Library, llm: ReasoningLLM, chosen: str, way: str
 ) -> None:
     llm.choice = chosen
-    plain, _ = found(stock.searching_router(), llm, way)
-    assert found(accelerate(stock.searching_router()), llm, way)[0] == plain
+    plain, _ = result_and_prompts(stock.searching_router(), llm, way)
+    assert result_and_prompts(accelerate(stock.searching_router()), llm, way)[0] == plain
 
 
 class OwnRetriever(BaseRetriever):
@@ -183,9 +193,9 @@ def test_router_prefetches_only_retrievers_that_are_lowered(
     def make() -> Any:
         return stock.searching_router(None, stock.index.as_retriever, OwnRetriever)
 
-    plain, fast = found(make(), llm, way), accelerate(make())
+    plain, fast = result_and_prompts(make(), llm, way), accelerate(make())
     llm.waits_for_search = chosen == 1
-    assert found(fast, llm, way) == plain and llm.in_time == [True] * llm.waits_for_search
+    assert result_and_prompts(fast, llm, way) == plain and llm.in_time == [True] * llm.waits_for_search
     assert spans(fast, outcome="wasted") == []
 
 
@@ -217,8 +227,8 @@ def test_unknown_program_chooses_before_any_search(stock: Library, llm: Reasonin
     def make() -> RouterQueryEngine:
         return RouterQueryEngine(PydanticSingleSelector(UNKNOWN[name](stock)), stock.tools(), llm=stock.llm)
 
-    plain, fast = found(make(), llm, way), accelerate(make())
-    assert found(fast, llm, way) == plain
+    plain, fast = result_and_prompts(make(), llm, way), accelerate(make())
+    assert result_and_prompts(fast, llm, way) == plain
     assert not any(name.startswith("answers") for name in spans(fast)) and spans(fast, outcome="wasted") == []
 
 
@@ -234,8 +244,11 @@ def test_bound_llm_of_a_selector_runs_on_the_engine(stock: Library, llm: Reasoni
 
 
 def test_speculate_off_searches_after_the_choice_by_call(stock: Library, llm: ReasoningLLM) -> None:
-    plain, fast = found(stock.router_by_call(), llm, "sync"), accelerate(stock.router_by_call(), speculate="off")
-    assert found(fast, llm, "sync") == plain
+    plain, fast = (
+        result_and_prompts(stock.router_by_call(), llm, "sync"),
+        accelerate(stock.router_by_call(), speculate="off"),
+    )
+    assert result_and_prompts(fast, llm, "sync") == plain
     trace = {span.primitive: span for span in fast.last_trace().spans}
     searches = [span for span in trace.values() if span.kind == "SEARCHING"]
     assert searches and all(one.queued >= trace["select.parsed"].queued for one in searches)

@@ -110,14 +110,14 @@ def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: OpenAIStub, index
         stub.go.clear()
         with ThreadPoolExecutor(1) as threads:
             answer = threads.submit(engine.query, "what is a primitive?")
-            assert came(lambda: len(stub.requests) == 3)
+            assert becomes_true(lambda: len(stub.requests) == 3)
             stub.go.set()
             assert str(answer.result(20)) == wanted and len(stub.requests) == 3
     trace = fast.last_trace()
     assert trace is not None and len([span for span in trace.spans if span.engine.startswith("llm")]) == 3
 
 
-def came(what: Callable[[], bool]) -> bool:
+def becomes_true(what: Callable[[], bool]) -> bool:
     end = time.monotonic() + 4
     while not what() and time.monotonic() < end:
         time.sleep(0.01)

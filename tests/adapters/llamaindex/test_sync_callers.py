@@ -41,7 +41,7 @@ class OwnEmbedding(RemoteEmbedding):
 
 
 @pytest.fixture
-def own() -> Iterator[WatchedKit]:
+def own_kit() -> Iterator[WatchedKit]:
     made = create_watched_kit()
     with made.kit.in_force():
         yield made
@@ -59,11 +59,11 @@ def test_other_models_need_concurrent_option_for_calls_on_threads(kind: type[Moc
     assert takes_threads(model, ThreadSafety((model,)))
 
 
-def test_embedding_that_fails_on_a_thread_is_called_again(own: WatchedKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = sub_questions_sync(own.kit)
-    own.fresh()
+def test_embedding_that_fails_on_a_thread_is_called_again(own_kit: WatchedKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sub_questions_sync(own_kit.kit)
+    own_kit.fresh()
     expected = shown(engine.query(ASKED))
-    here, kind, refused = threading.current_thread(), type(own.kit.embedding), []
+    here, kind, refused = threading.current_thread(), type(own_kit.kit.embedding), []
     embed = kind._now
 
     def embed_here(self: Any, role: str, texts: list[str]) -> Any:
@@ -73,7 +73,7 @@ def test_embedding_that_fails_on_a_thread_is_called_again(own: WatchedKit, monke
         return embed(self, role, texts)
 
     monkeypatch.setattr(kind, "_now", embed_here)
-    fast = accelerate(engine, concurrent=[own.kit.llm, type(own.kit.reports.vector_store)])
-    own.fresh()
+    fast = accelerate(engine, concurrent=[own_kit.kit.llm, type(own_kit.kit.reports.vector_store)])
+    own_kit.fresh()
     assert shown(fast.query(ASKED)) == expected
     assert refused

@@ -25,14 +25,14 @@ WORDY = "Thought: " + "I wonder what grows there and what does not. " * 8
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Stage]:
+def workflow_stage() -> Iterator[Stage]:
     with stage() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def all_seen(here: Stage) -> list[Request]:
-    return record(here.pool.engine("llm"))
+def all_seen(workflow_stage: Stage) -> list[Request]:
+    return record(workflow_stage.pool.engine("llm"))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def run(agent: Any, *rounds: Any, **given: Any) -> Any:
     return asyncio.run(played())
 
 
-def sent(seen: list[Request]) -> list[tuple[str, str]]:
+def prefilled_and_sent(seen: list[Request]) -> list[tuple[str, str]]:
     """Return pairs of a prefilled prompt and the prompt that was sent next, in order."""
     found, waiting = [], list[str]()
     for request in seen:
@@ -82,12 +82,12 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prefilled_text_is_a_prefix_of_the_next_prompt(here: Stage, seen: list[Request], name: str) -> None:
+def test_prefilled_text_is_a_prefix_of_the_next_prompt(workflow_stage: Stage, seen: list[Request], name: str) -> None:
     make, rounds = CASES[name]
-    fast = accelerate(make(here), pool=here.pool)
-    here.pool.reset()  # what another case has left in the cache would need no warm-up
+    fast = accelerate(make(workflow_stage), pool=workflow_stage.pool)
+    workflow_stage.pool.reset()  # what another case has left in the cache would need no warm-up
     run(fast, *rounds)
-    found = sent(seen)
+    found = prefilled_and_sent(seen)
     assert found, "nothing was prefilled"
     for known, prompt in found:
         assert prompt.startswith(known)
@@ -97,18 +97,18 @@ def test_prefilled_text_is_a_prefix_of_the_next_prompt(here: Stage, seen: list[R
     assert {span.outcome for span in prefills if span.started is not None} <= {"done", "cancelled"}
 
 
-def test_tool_results_are_prefilled_as_they_arrive(here: Stage, seen: list[Request]) -> None:
-    fast = accelerate(agents.function(here), pool=here.pool)
+def test_tool_results_are_prefilled_as_they_arrive(workflow_stage: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(workflow_stage), pool=workflow_stage.pool)
     run(fast, [*TWO, call("look", at="house")])
-    (first, prompt), (second, _) = sent(seen)
+    (first, prompt), (second, _) = prefilled_and_sent(seen)
     assert first.count(LONG) == 1 and second.count(LONG) == 2 and prompt.count(LONG) == 3
     assert second.startswith(first) and first.rstrip().endswith("tool:")
     last = fast.last_trace().spans[-1]
     assert last.cached > len(second) // 4 * 0.8
 
 
-def test_concurrent_runs_prefill_their_own_prompts(here: Stage, seen: list[Request]) -> None:
-    fast = accelerate(agents.function(here), pool=here.pool)
+def test_concurrent_runs_prefill_their_own_prompts(workflow_stage: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(workflow_stage), pool=workflow_stage.pool)
 
     async def played() -> Any:
         return await asyncio.gather(
@@ -151,9 +151,11 @@ NOTHING: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_excluded_agents_get_no_prefilling_while_tools_run(here: Stage, seen: list[Request], name: str) -> None:
+def test_excluded_agents_get_no_prefilling_while_tools_run(
+    workflow_stage: Stage, seen: list[Request], name: str
+) -> None:
     make, rounds, options = NOTHING[name]
-    run(accelerate(make(here), pool=here.pool, **options), *rounds)
+    run(accelerate(make(workflow_stage), pool=workflow_stage.pool, **options), *rounds)
     assert [r for r in seen if isinstance(r.payload, Warmup)] == []
     assert [r for r in seen if isinstance(r.payload, Generate)]
 
@@ -167,24 +169,26 @@ def test_engine_without_prefix_cache_gets_no_prefilling() -> None:
         assert len(seen) == 2 and not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_agent_of_another_pool_gets_no_prefilling(here: Stage, seen: list[Request]) -> None:
+def test_agent_of_another_pool_gets_no_prefilling(workflow_stage: Stage, seen: list[Request]) -> None:
     with EnginePool.local([FakeLLM()]) as other:
-        run(accelerate(agents.function(here), pool=other), TWO)
+        run(accelerate(agents.function(workflow_stage), pool=other), TWO)
     assert not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_failing_prefilling_does_not_change_the_answer(here: Stage, seen: list[Request], monkeypatch: Any) -> None:
+def test_failing_prefilling_does_not_change_the_answer(
+    workflow_stage: Stage, seen: list[Request], monkeypatch: Any
+) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("written badly")
 
     monkeypatch.setattr(tool_wait, "tool_arguments", broken)
-    plain = run(agents.function(here), TWO)
-    assert str(run(accelerate(agents.function(here), pool=here.pool), TWO)) == str(plain)
+    plain = run(agents.function(workflow_stage), TWO)
+    assert str(run(accelerate(agents.function(workflow_stage), pool=workflow_stage.pool), TWO)) == str(plain)
     assert not any(isinstance(r.payload, Warmup) for r in seen)
 
 
-def test_cancelled_run_leaves_no_prefilling_open(here: Stage, seen: list[Request]) -> None:
-    fast = accelerate(agents.function(here), pool=here.pool)
+def test_cancelled_run_leaves_no_prefilling_open(workflow_stage: Stage, seen: list[Request]) -> None:
+    fast = accelerate(agents.function(workflow_stage), pool=workflow_stage.pool)
 
     async def played() -> None:
         handler = fast.run(user_msg=do([*TWO, call("stare", at="it")]))
@@ -197,11 +201,11 @@ def test_cancelled_run_leaves_no_prefilling_open(here: Stage, seen: list[Request
     assert all(span.done is not None for span in fast.last_trace().spans)
 
 
-def test_prefilling_works_in_teams_with_other_models(here: Stage, seen: list[Request]) -> None:
+def test_prefilling_works_in_teams_with_other_models(workflow_stage: Stage, seen: list[Request]) -> None:
     """Only what the pool's own engines serve is prefilled, whoever else is in the team."""
-    team = agents.team(here)
+    team = agents.team(workflow_stage)
     team.agents["writer"].llm = MockLLM(max_tokens=3)
-    fast = accelerate(team, pool=here.pool)
+    fast = accelerate(team, pool=workflow_stage.pool)
     assert isinstance(fast, AgentWorkflow)
     run(fast, TWO)
-    assert sent(seen)
+    assert prefilled_and_sent(seen)

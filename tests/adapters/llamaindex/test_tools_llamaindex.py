@@ -46,7 +46,7 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def found(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
+def parsed_calls(model: TeolaLLM, response: Any) -> list[tuple[str, Any]]:
     calls = model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
     assert [one.tool_id for one in calls] == [
         one.tool_id for one in model.get_tool_calls_from_response(response, error_on_no_tool_call=False)
@@ -83,7 +83,7 @@ def test_required_tool_choice_constrains_the_answer_to_a_call(
 ) -> None:
     llm.answer = lambda request: call("look", at="sea")
     made = model.chat_with_tools(TOOLS, "where?", **given)
-    assert found(model, made) == [("look", {"at": "sea"})] and not made.message.content
+    assert parsed_calls(model, made) == [("look", {"at": "sea"})] and not made.message.content
     schema = json.loads(llm.requests[0].sampling.json_schema)
     assert [one["properties"]["name"]["enum"] for one in schema.get("anyOf", [schema])] == [[name] for name in names]
 
@@ -110,7 +110,7 @@ async def test_tool_calls_are_parsed_from_free_answers(
     astreamed = [one async for one in await model.astream_chat_with_tools(TOOLS, **given)]
     whole = [model.chat_with_tools(TOOLS, **given), await model.achat_with_tools(TOOLS, **given)]
     for made in (*whole, streamed[-1], astreamed[-1]):
-        assert (made.message.content or "") == rest and found(model, made) == calls
+        assert (made.message.content or "") == rest and parsed_calls(model, made) == calls
         assert made.additional_kwargs["completion_tokens"] and made.raw["finish_reason"] == "stop"
     for pieces in (streamed, astreamed):
         assert "".join(one.delta or "" for one in pieces) == rest
@@ -133,9 +133,9 @@ def test_text_before_a_tool_call_is_streamed_by_words(model: TeolaLLM, llm: Scri
 
 def test_only_the_first_call_is_returned_without_parallel_calls(model: TeolaLLM, llm: ScriptedLLM) -> None:
     llm.answer = lambda request: f"[{call('add', a=1)}, {call('look', at='sea')}]"
-    assert found(model, model.chat_with_tools(TOOLS, "hi")) == [("add", {"a": 1})]
+    assert parsed_calls(model, model.chat_with_tools(TOOLS, "hi")) == [("add", {"a": 1})]
     streamed = list(model.stream_chat_with_tools(TOOLS, "hi"))
-    assert found(model, streamed[-1]) == [("add", {"a": 1})]
+    assert parsed_calls(model, streamed[-1]) == [("add", {"a": 1})]
 
 
 def test_next_prompt_includes_tool_calls_and_results(model: TeolaLLM, llm: ScriptedLLM) -> None:

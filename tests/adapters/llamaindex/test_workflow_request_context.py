@@ -21,14 +21,14 @@ ASKED: dict[str, Any] = {"about": "what grows"}
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Stage]:
+def workflow_stage() -> Iterator[Stage]:
     with stage() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def all_seen(here: Stage) -> list[Arrival]:
-    return arrivals(here.pool)
+def all_seen(workflow_stage: Stage) -> list[Arrival]:
+    return arrivals(workflow_stage.pool)
 
 
 @pytest.fixture
@@ -63,9 +63,11 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_request_context_of_a_workflow_reaches_the_engines(here: Stage, seen: list[Arrival], name: str) -> None:
+def test_request_context_of_a_workflow_reaches_the_engines(
+    workflow_stage: Stage, seen: list[Arrival], name: str
+) -> None:
     make, given = RUNS[name]
-    fast = accelerate(make(here), pool=here.pool, app="mine")
+    fast = accelerate(make(workflow_stage), pool=workflow_stage.pool, app="mine")
     run(fast.with_request_context(tenant="acme", weight=2.5), **given)
     assert seen and {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "mine", 2.5)}
     seen.clear()
@@ -75,27 +77,35 @@ def test_request_context_of_a_workflow_reaches_the_engines(here: Stage, seen: li
 
 @pytest.mark.parametrize("name", ["rag", "an agent"])
 def test_request_context_reaches_engines_if_no_query_can_start(
-    here: Stage, seen: list[Arrival], name: str, monkeypatch: pytest.MonkeyPatch
+    workflow_stage: Stage, seen: list[Arrival], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
     make, given = RUNS[name]
-    fast = accelerate(make(here), pool=here.pool, app="mine")
-    monkeypatch.setattr(here.pool.runtime, "watch", broken)
+    fast = accelerate(make(workflow_stage), pool=workflow_stage.pool, app="mine")
+    monkeypatch.setattr(workflow_stage.pool.runtime, "watch", broken)
     run(fast.with_request_context(tenant="acme", weight=2.5), **given)
     assert {(one.tenant, one.app, one.weight) for one in seen} == {("acme", "mine", 2.5)}
 
 
-def test_nested_workflow_inherits_the_request_context(here: Stage, seen: list[Arrival]) -> None:
-    outer = accelerate(flows.Outer(here, accelerate(flows.Rag(here), pool=here.pool)), pool=here.pool, app="outer")
+def test_nested_workflow_inherits_the_request_context(workflow_stage: Stage, seen: list[Arrival]) -> None:
+    outer = accelerate(
+        flows.Outer(workflow_stage, accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool)),
+        pool=workflow_stage.pool,
+        app="outer",
+    )
     run(outer.with_request_context(tenant="acme"))
     assert {(one.tenant, one.app) for one in seen} == {("acme", "outer")}
 
 
-def test_nested_workflow_with_own_tenant_is_a_separate_query(here: Stage, seen: list[Arrival]) -> None:
-    inner = accelerate(flows.Rag(here), pool=here.pool, app="inner").with_request_context(tenant="zoo")
-    outer = accelerate(flows.Outer(here, inner), pool=here.pool, app="outer").with_request_context(tenant="acme")
+def test_nested_workflow_with_own_tenant_is_a_separate_query(workflow_stage: Stage, seen: list[Arrival]) -> None:
+    inner = accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool, app="inner").with_request_context(
+        tenant="zoo"
+    )
+    outer = accelerate(flows.Outer(workflow_stage, inner), pool=workflow_stage.pool, app="outer").with_request_context(
+        tenant="acme"
+    )
     run(outer)
     assert {(one.tenant, one.app) for one in seen} == {("acme", "outer"), ("zoo", "inner")}
     assert inner.last_trace().query_id != outer.last_trace().query_id
@@ -133,33 +143,35 @@ async def timed(fast: Any, **given: Any) -> tuple[float, list[str]]:
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_deadline_interrupts_steps_of_user_code(here: Stage, pooled: bool) -> None:
+def test_deadline_interrupts_steps_of_user_code(workflow_stage: Stage, pooled: bool) -> None:
     own = Own([])
-    fast = accelerate(own, pool=here.pool if pooled else None).with_request_context(deadline_s=0.1)
+    fast = accelerate(own, pool=workflow_stage.pool if pooled else None).with_request_context(deadline_s=0.1)
     seconds, event_names = asyncio.run(timed(fast))
     assert seconds < 25 and own.cancelled == own.begun and event_names == ["WorkflowCancelledEvent"]
     if pooled:
         assert fast.last_trace().outcome == "timeout"
 
 
-def test_deadline_interrupts_an_agent_that_waits_for_a_tool(here: Stage) -> None:
+def test_deadline_interrupts_an_agent_that_waits_for_a_tool(workflow_stage: Stage) -> None:
     """An agent makes an answer of what its tools raise: it gets none, all the same."""
-    fast = accelerate(agents.function(here), pool=here.pool).with_request_context(deadline_s=0.15)
+    fast = accelerate(agents.function(workflow_stage), pool=workflow_stage.pool).with_request_context(deadline_s=0.15)
     seconds, event_names = asyncio.run(timed(fast, **talk([call("stare", at="it")])))
     assert seconds < 25 and event_names[-1] == "WorkflowCancelledEvent"
 
 
-def test_run_within_its_deadline_ends_as_the_original(here: Stage) -> None:
-    fast = accelerate(Own([]), pool=here.pool).with_request_context(deadline_s=20)
+def test_run_within_its_deadline_ends_as_the_original(workflow_stage: Stage) -> None:
+    fast = accelerate(Own([]), pool=workflow_stage.pool).with_request_context(deadline_s=20)
     assert run(fast, takes=0.01) == "done"
-    retrying = accelerate(flows.Retrying(here, 9), pool=here.pool).with_request_context(deadline_s=20)
+    retrying = accelerate(flows.Retrying(workflow_stage, 9), pool=workflow_stage.pool).with_request_context(
+        deadline_s=20
+    )
     with pytest.raises(ValueError, match="said"):
         run(retrying)
 
 
-def test_run_with_a_deadline_can_be_cancelled(here: Stage) -> None:
+def test_run_with_a_deadline_can_be_cancelled(workflow_stage: Stage) -> None:
     own = Own([])
-    fast = accelerate(own, pool=here.pool).with_request_context(deadline_s=20)
+    fast = accelerate(own, pool=workflow_stage.pool).with_request_context(deadline_s=20)
 
     async def played() -> None:
         for times, way in enumerate(("cancel_run", "wait_for", "cancel")):
@@ -181,23 +193,25 @@ def test_run_with_a_deadline_can_be_cancelled(here: Stage) -> None:
     assert own.cancelled == own.begun == ["step"] * 3
 
 
-def test_deadline_interrupts_an_overridden_run_method(here: Stage) -> None:
+def test_deadline_interrupts_an_overridden_run_method(workflow_stage: Stage) -> None:
     class Waits(Own):
         async def run(self, **given: Any) -> Any:  # type: ignore[override]
             return await super().run(**given)
 
-    fast = accelerate(Waits([]), pool=here.pool).with_request_context(deadline_s=0.1)
+    fast = accelerate(Waits([]), pool=workflow_stage.pool).with_request_context(deadline_s=0.1)
     with pytest.raises(QueryTimeout):
         run(fast)
 
 
-def test_deadline_of_the_outer_query_interrupts_a_nested_workflow(here: Stage) -> None:
-    outer = accelerate(flows.Outer(here, accelerate(Own([]), pool=here.pool)), pool=here.pool)
+def test_deadline_of_the_outer_query_interrupts_a_nested_workflow(workflow_stage: Stage) -> None:
+    outer = accelerate(
+        flows.Outer(workflow_stage, accelerate(Own([]), pool=workflow_stage.pool)), pool=workflow_stage.pool
+    )
     seconds, _ = asyncio.run(timed(outer.with_request_context(deadline_s=0.1), **ASKED))
     assert seconds < 25
 
 
-def test_deadline_that_is_no_number_raises(here: Stage) -> None:
-    fast = accelerate(flows.Rag(here), pool=here.pool)
+def test_deadline_that_is_no_number_raises(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Rag(workflow_stage), pool=workflow_stage.pool)
     with pytest.raises(RegistrationError, match="deadline_s"):
         fast.with_request_context(deadline_s="soon")  # type: ignore[arg-type]

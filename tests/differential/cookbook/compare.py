@@ -48,17 +48,25 @@ def see(bench: Bench, chain: Chain, way: str, given: Any) -> Seen:
     bench.kit.fresh()
     bench.ledger.clear()
     pool = bench.kit.pool
-    there = _held(pool)
+    there = _stored_rows(pool)
     known = {trace.query_id for trace in pool.traces} if pool is not None else set()
     outcome = observe(chain, way, copy.deepcopy(given), EVERY[way])  # some steps change their input
     last = chain.last_trace() if hasattr(chain, "last_trace") else None
     others = [trace for trace in pool.traces if trace.query_id not in known] if pool is not None else []
     wasted = sum(trace.wasted()[0] for trace in (others or [last]) if trace is not None)  # a batch is several queries
     prompts, texts = bench.ledger.reached
-    return Seen(outcome, prompts, texts, tuple(bench.ledger.tools), wasted, _held(pool) - there, there - _held(pool))
+    return Seen(
+        outcome,
+        prompts,
+        texts,
+        tuple(bench.ledger.tools),
+        wasted,
+        _stored_rows(pool) - there,
+        there - _stored_rows(pool),
+    )
 
 
-def _held(pool: EnginePool | None) -> frozenset[str]:
+def _stored_rows(pool: EnginePool | None) -> frozenset[str]:
     """Return the rows of the pool's store, without ids that are new for every row."""
     return frozenset(_ID.sub("#", row) for row in rows(pool.engine("store"))) if pool is not None else frozenset()
 

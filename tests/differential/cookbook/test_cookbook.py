@@ -42,7 +42,7 @@ LONG = bool(os.environ.get("TEOLA_TEST_LONG"))
 KITS: dict[str, Callable[[], Bench]] = {"pool": pool_bench, "own": own_bench, "mixed": mixed_bench}
 
 
-def over(*groups: str, all_of_first: bool = False, kits: tuple[str, ...] = ("pool", "own")) -> Any:
+def all_chains(*groups: str, all_of_first: bool = False, kits: tuple[str, ...] = ("pool", "own")) -> Any:
     """Return a mark that runs a test for every kit and chain, each with one entry point of every group in turn.
 
     The long version takes all entry points.
@@ -89,13 +89,13 @@ def same(before: Seen, after: Seen, way: str, *, merged: bool) -> None:
         pytest.fail("\n".join(one[:2000] for one in found), pytrace=False)
 
 
-@over("invoke ainvoke", "batch abatch", "stream astream", "astream_events", all_of_first=True)
+@all_chains("invoke ainvoke", "batch abatch", "stream astream", "astream_events", all_of_first=True)
 def test_cookbook_chain_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way)
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
-@over("invoke ainvoke", kits=tuple(KITS))
+@all_chains("invoke ainvoke", kits=tuple(KITS))
 def test_cookbook_chain_with_speculate_all_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, way, merged=True)
@@ -105,19 +105,19 @@ CONCURRENT = (OwnChat, OwnEmbeddings, cookbook_kits.Keywords)
 """What may be called on several threads: all of the user's own in these chains but the reranker."""
 
 
-@over("invoke", "batch ainvoke", "stream astream", "astream_events", all_of_first=True, kits=("own", "mixed"))
+@all_chains("invoke", "batch ainvoke", "stream astream", "astream_events", all_of_first=True, kits=("own", "mixed"))
 def test_cookbook_chain_with_concurrent_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, concurrent=CONCURRENT)
     same(before, after, way, merged=bench.kit.pool is not None)
 
 
-@over("invoke", kits=("own", "mixed"))
+@all_chains("invoke", kits=("own", "mixed"))
 def test_cookbook_chain_with_concurrent_and_speculate_all_is_the_same(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all", concurrent=CONCURRENT)
     same(before, after, way, merged=True)
 
 
-@over("invoke", kits=("own",), all_of_first=True)
+@all_chains("invoke", kits=("own",), all_of_first=True)
 def test_failing_concurrent_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     """Each of its calls: the same exception, and in every run no more calls than the whole chain makes."""
     make, given = CHAINS[name]
@@ -135,7 +135,7 @@ def test_failing_concurrent_model_raises_the_originals_error(bench: Bench, name:
         bench.ledger.broken = None
 
 
-@over("invoke ainvoke")
+@all_chains("invoke ainvoke")
 def test_failing_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     """At the first and the last of its calls (all of them in the long version): the same exception, or the same end."""
     make, given = CHAINS[name]

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def _chosen() -> Iterator[tuple[str, str]]:
+def _cases_and_ways() -> Iterator[tuple[str, str]]:
     for at, (name, case) in enumerate(GRAPHS.items()):
         ways = ways_of(case)
         others = [way for way in ways if way not in CORE]
@@ -30,7 +30,7 @@ def _chosen() -> Iterator[tuple[str, str]]:
         yield from ((name, way) for way in (core[0], others[at % len(others)]))
 
 
-@pytest.mark.parametrize(("name", "way"), list(_chosen()))
+@pytest.mark.parametrize(("name", "way"), list(_cases_and_ways()))
 def test_graph_behaves_as_the_original(name: str, way: str, original_side: Side, accelerated_side: Side) -> None:
     case = GRAPHS[name]
     assert not differences(original_side.see(case, way), accelerated_side.see(case, way), case)

@@ -36,7 +36,7 @@ def _node(one: Any) -> Any:
     return type(one).__name__, type(one.bound).__name__, one.channels, one.triggers, one.metadata, one.tags
 
 
-def _asked(graph: Any) -> dict[str, Any]:
+def _description(graph: Any) -> dict[str, Any]:
     """Return what the methods of a graph report about it."""
     questions = {
         "name": lambda: (graph.name, graph.get_name(), type(graph).__name__, type(graph).__qualname__, str(graph)),
@@ -61,7 +61,7 @@ def test_accelerated_graph_describes_itself_as_the_original(name: str, accelerat
     before = dict(vars(made))
     fast = accelerated_side.fast(made)
     assert isinstance(fast, type(made)) and isinstance(fast, Pregel)
-    assert _asked(fast) == _asked(made)
+    assert _description(fast) == _description(made)
     assert set(dir(fast)) - set(dir(made)) <= MORE | {n for n in dir(fast) if n.startswith("_")}
     assert set(dir(made)) <= set(dir(fast))
     assert vars(fast) is vars(made), "they share one state"

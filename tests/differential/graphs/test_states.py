@@ -122,7 +122,7 @@ def agent_with_another_past(graph: Any) -> Any:
     return graph.invoke(None, CONFIG)
 
 
-def _told(side: Side, name: str, read_by: Any = None) -> Any:
+def _run_story(side: Side, name: str, read_by: Any = None) -> Any:
     builder, play = STORIES[name]
     kit = side.kit()
     made = GRAPHS[builder].build(kit)
@@ -136,12 +136,12 @@ def _told(side: Side, name: str, read_by: Any = None) -> Any:
 @pytest.mark.parametrize("name", STORIES)
 def test_state_history_equals_the_originals(name: str, original_side: Side, accelerated_side: Side) -> None:
     """The original graph can read what the accelerated one wrote."""
-    assert _told(accelerated_side, name) == _told(original_side, name)
+    assert _run_story(accelerated_side, name) == _run_story(original_side, name)
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_accelerated_graph_reads_states_of_the_original(name: str, original_side: Side, accelerated_side: Side) -> None:
-    assert _told(original_side, name, read_by=accelerated_side.fast) == _told(original_side, name)
+    assert _run_story(original_side, name, read_by=accelerated_side.fast) == _run_story(original_side, name)
 
 
 async def _async_story(graph: Any) -> Any:

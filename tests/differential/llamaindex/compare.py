@@ -178,7 +178,7 @@ def differences(before: Seen, after: Seen, *, merged: bool = False) -> list[str]
     for what in ("callbacks", "events", "spans"):
         old, new = _anonymous(getattr(before, what)), _anonymous(getattr(after, what))
         if old != new:
-            found.append(f"{what}: missing {_shown(old - new)}, more {_shown(new - old)}")
+            found.append(f"{what}: missing {_listed_counts(old - new)}, more {_listed_counts(new - old)}")
     return found + _reached(before, after, merged)
 
 
@@ -191,11 +191,11 @@ def _reached(before: Seen, after: Seen, merged: bool) -> list[str]:
             fewer = fewer - Counter({key: n for key, n in fewer.items() if what == "texts" and new[key]})
             more = more if sum(more.values()) > after.wasted else Counter()
         if fewer or more:
-            found.append(f"{what}: missing {_shown(fewer)}, more {_shown(more)}")
+            found.append(f"{what}: missing {_listed_counts(fewer)}, more {_listed_counts(more)}")
     return found
 
 
-def _shown(some: Counter[str]) -> str:
+def _listed_counts(some: Counter[str]) -> str:
     return "".join(f"\n    {n} x {key[:600]}" for key, n in sorted(some.items())) or "nothing"
 
 

@@ -102,7 +102,7 @@ def bench(request: pytest.FixtureRequest, benches: dict[str, Bench]) -> Iterator
     found.kit.ledger.mend()
 
 
-def over(*, first: bool = False) -> pytest.MarkDecorator:
+def all_cases(*, first: bool = False) -> pytest.MarkDecorator:
     """Return a mark that runs a test for every kit and case.
 
     With `first`, each case has its two main ways, and one of the others in turn. Otherwise each has one of the main
@@ -131,7 +131,7 @@ _plain: dict[Any, tuple[Seen, Reached]] = {}
 """What the plain engines did, and what reached their models; it is looked at by more than one test."""
 
 
-def alone(bench: Bench, name: str, way: str) -> tuple[Seen, Reached]:
+def call_original(bench: Bench, name: str, way: str) -> tuple[Seen, Reached]:
     """Return a call of the original on a new engine, with prompts and texts in their order."""
     case, ledger = CASES[name], bench.kit.ledger
     key = (bench.kit.name, name, way, ledger.fault)
@@ -146,7 +146,7 @@ def both(bench: Bench, name: str, way: str, **options: Any) -> tuple[Seen, Seen]
 
     Each has a new engine, because some keep state.
     """
-    before = alone(bench, name, way)[0]
+    before = call_original(bench, name, way)[0]
     return before, ask(bench, fast(bench, CASES[name], **options), way, CASES[name])
 
 
@@ -175,13 +175,13 @@ def same(before: Seen, after: Seen, *, merged: bool, only: str | tuple[str, ...]
         pytest.fail("\n".join(one[:4000] for one in found), pytrace=False)
 
 
-@over(first=True)
+@all_cases(first=True)
 def test_engine_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way)
     same(before, after, merged=bench.kit.pool is not None)
 
 
-@over()
+@all_cases()
 def test_engine_with_speculate_all_behaves_as_the_original(bench: Bench, name: str, way: str) -> None:
     before, after = both(bench, name, way, speculate="all")
     same(before, after, merged=True)
@@ -212,11 +212,11 @@ def test_engine_with_bound_models_gives_the_originals_answers(bound: Bench, name
             ask(bound, case.make(bound.kit), way, case),
             ask(bound, fast(bound, case, bind=bound.kit.bind), way, case),
         )
-    before, after = (replace(one, result=_said(one.result.replace(CUT, ""))) for one in seen)
+    before, after = (replace(one, result=_without_model_metadata(one.result.replace(CUT, ""))) for one in seen)
     same(before, after, merged=True, only=("result", "prompts", "texts"))
 
 
-def _said(result: str) -> str:
+def _without_model_metadata(result: str) -> str:
     """Return a text without the model's metadata, which agents pass on."""
     return re.sub(r"(AgentOutput\(current_agent_name='\w+', raw=)(None|\{.*?\}\}),", r"\1#,", result)
 
@@ -231,7 +231,7 @@ def ends(some: list[Any]) -> list[Any]:
 
 def reached(bench: Bench, name: str, way: str) -> Reached:
     """Return prompts and texts of the original's call, in their order."""
-    prompts, texts = alone(bench, name, way)[1]
+    prompts, texts = call_original(bench, name, way)[1]
     return prompts, [text.partition(": ")[2] for text in texts]
 
 
@@ -241,7 +241,7 @@ def survived(bench: Bench, name: str, way: str) -> None:
     same(before, after, merged=bench.kit.pool is not None, only="result" if name in RACED else "")
 
 
-@over()
+@all_cases()
 def test_failing_model_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     for prompt in ends(reached(bench, name, way)[0]):
         bench.kit.ledger.broken_prompt = prompt
@@ -249,7 +249,7 @@ def test_failing_model_raises_the_originals_error(bench: Bench, name: str, way: 
 
 
 @needs_current_llama_index
-@over()
+@all_cases()
 def test_failing_embedder_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     for text in ends(reached(bench, name, way)[1]):
         bench.kit.ledger.broken_text = text
@@ -257,7 +257,7 @@ def test_failing_embedder_raises_the_originals_error(bench: Bench, name: str, wa
 
 
 @needs_current_llama_index
-@over()
+@all_cases()
 def test_failing_store_raises_the_originals_error(bench: Bench, name: str, way: str) -> None:
     bench.kit.ledger.broken_store = True
     survived(bench, name, way)
@@ -277,7 +277,7 @@ def test_eight_concurrent_queries_give_the_originals_results(bench: Bench) -> No
         engine = shared[name] if name in shared else fast(bench, CASES[name])
         return outcome(engine, way, CASES[name].given)
 
-    expected = {(name, way): alone(bench, name, way)[0].result for name, way in order}
+    expected = {(name, way): call_original(bench, name, way)[0].result for name, way in order}
     with ThreadPoolExecutor(8) as threads:
         for one, found in zip(order, threads.map(fast_one, order), strict=True):
             assert found == expected[one], one
@@ -294,11 +294,11 @@ def outcome(engine: Any, way: str, given: str) -> str:
 # ------------------------------------------------------------ the harness
 
 
-@over()
+@all_cases()
 def test_two_runs_of_the_original_engine_are_equal(bench: Bench, name: str, way: str) -> None:
     """The control: what is compared does not differ by itself."""
     case = CASES[name]
-    same(alone(bench, name, way)[0], ask(bench, case.make(bench.kit), way, case), merged=False)
+    same(call_original(bench, name, way)[0], ask(bench, case.make(bench.kit), way, case), merged=False)
 
 
 class Wrong:

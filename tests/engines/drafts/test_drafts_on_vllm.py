@@ -40,7 +40,7 @@ NAMED = {
 
 
 @dataclass
-class Found:
+class Comparison:
     """`differ`: cases that came out otherwise, both answers. `kinds`: how many cases were of what."""
 
     differ: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Found:
 
 
 async def answer(
-    engine: VllmEngine, name: str, case: DraftCase, drafts: tuple[str, ...] = (), found: Found | None = None
+    engine: VllmEngine, name: str, case: DraftCase, drafts: tuple[str, ...] = (), found: Comparison | None = None
 ) -> Any:
     request = Request(name, PrimitiveKind.PREFILLING, case.payload, tenant="t", app="a", stream=True, drafts=drafts)
     async with aclosing(engine.execute([request])) as results:
@@ -66,7 +66,7 @@ async def answer(
     raise AssertionError(name)
 
 
-def count(found: Found, result: Done) -> None:
+def count(found: Comparison, result: Done) -> None:
     value: Any = result.value
     found.drafted += value.drafted
     found.accepted += value.accepted
@@ -75,13 +75,13 @@ def count(found: Found, result: Done) -> None:
     found.kinds["ended by its length"] += value.finish_reason == "length"
 
 
-async def alone(engine: VllmEngine, given: Sequence[DraftCase]) -> list[Any]:
+async def run_one_by_one(engine: VllmEngine, given: Sequence[DraftCase]) -> list[Any]:
     return [await answer(engine, f"alone-{i}", case) for i, case in enumerate(given)]
 
 
-async def together(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequence[Any], seed: int) -> Found:
+async def run_in_batches(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequence[Any], seed: int) -> Comparison:
     """Run batch after batch. Requests arrive one after the other, and some are cancelled."""
-    rng, found = random.Random(seed), Found()
+    rng, found = random.Random(seed), Comparison()
 
     async def one(i: int, late: float) -> None:
         await asyncio.sleep(late)
@@ -107,7 +107,7 @@ async def together(engine: VllmEngine, given: Sequence[DraftCase], plain: Sequen
     return found
 
 
-def count_batch(found: Found, batch: Sequence[DraftCase]) -> None:
+def count_batch(found: Comparison, batch: Sequence[DraftCase]) -> None:
     found.kinds.update(kind for case in batch for kind in case.kinds)
     found.kinds["alone" if len(batch) == 1 else "beside others"] += len(batch)
     greedy = [case.payload.sampling.greedy for case in batch]
@@ -123,13 +123,13 @@ async def weigh(engine: VllmEngine) -> None:
     await engine.call_proposer(SET_STEP_DURATIONS, WEIGHED)
 
 
-async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Found:
+async def compared(count: int, seed: int, model: str, *, weighed: bool = False) -> Comparison:
     """Run cases one by one on an engine without drafts, and in batches on one with them."""
     given = list(cases(seed, count))
     plainly = VllmEngine("plain", model, cores="0", drafts="off", engine_args=SMALL_CACHE)
     await plainly.start()
     try:
-        plain = await alone(plainly, given)
+        plain = await run_one_by_one(plainly, given)
     finally:
         await plainly.stop()
     options = {"tokens": 16} if weighed else {"tokens": 16, "budget": 64}
@@ -138,7 +138,7 @@ async def compared(count: int, seed: int, model: str, *, weighed: bool = False) 
     try:
         if weighed:
             await weigh(drafted)
-        return await together(drafted, given, plain, seed)
+        return await run_in_batches(drafted, given, plain, seed)
     finally:
         await drafted.stop()
 
@@ -148,13 +148,13 @@ def test_first_cases_are_answered_alike_with_and_without_drafts(session_llm: Ses
     """If no draft pays, none is made. The reference answers are made in this way."""
     engine, given = session_llm.engine, list(cases(11, 32))
 
-    async def run() -> tuple[Found, Found]:
+    async def run() -> tuple[Comparison, Comparison]:
         await engine.call_proposer(SET_LONGEST_DRAFTS, [(1, (0,) * SHARES)])
-        plain = await alone(engine, given)
+        plain = await run_one_by_one(engine, given)
         await engine.call_proposer(SET_LONGEST_DRAFTS, [(16, (4,) * SHARES)])
-        found = await together(engine, given, plain, 11)
+        found = await run_in_batches(engine, given, plain, 11)
         await weigh(engine)
-        return found, await together(engine, given, plain, 12)
+        return found, await run_in_batches(engine, given, plain, 12)
 
     try:
         found, weighed = session_llm.run(run())

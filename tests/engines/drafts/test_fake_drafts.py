@@ -56,7 +56,7 @@ async def run(engine: FakeLLM, *requests: Request, delay: float = 0.0) -> Timed:
     return [(loop.time(), result) async for result in engine.execute(requests)]
 
 
-def alone(engine: FakeLLM, *requests: Request) -> Timed:
+def run_requests(engine: FakeLLM, *requests: Request) -> Timed:
     return run_virtual(run(engine, *requests))
 
 
@@ -94,7 +94,7 @@ def proposed(prompt: str, answer: str, *texts: str) -> list[tuple[int, int]]:
 
 
 def test_copied_answer_takes_the_steps_and_times_of_the_proposer() -> None:
-    found = alone(llm(), make_request("a", stream=True))
+    found = run_requests(llm(), make_request("a", stream=True))
     expected, now = [], 120 * PREFILL
     for drafted, written in proposed(PASSAGE, ANSWER):
         now += STEP + TOKEN * drafted
@@ -107,14 +107,14 @@ def test_copied_answer_takes_the_steps_and_times_of_the_proposer() -> None:
 
 
 def test_request_without_reader_ends_at_the_same_time() -> None:
-    assert done(alone(llm(), make_request("a")))[0] == pytest.approx(
-        done(alone(llm(), make_request("a", stream=True)))[0]
+    assert done(run_requests(llm(), make_request("a")))[0] == pytest.approx(
+        done(run_requests(llm(), make_request("a", stream=True)))[0]
     )
 
 
 def test_engine_without_drafts_writes_one_token_a_step() -> None:
     for engine in (llm(PLAIN), llm(drafts="off"), llm(drafts=False)):
-        found = alone(engine, make_request("a", stream=True))
+        found = run_requests(engine, make_request("a", stream=True))
         assert steps_of(found) == [(pytest.approx(120 * PREFILL + STEP * (i + 1)), 1) for i in range(40)]
         value, stats = done(found)[1:]
         assert (value.drafted, value.accepted) == (0, 0) and "drafted" not in stats
@@ -124,7 +124,7 @@ def test_engine_without_drafts_writes_one_token_a_step() -> None:
 
 def test_answer_without_matches_takes_one_step_a_token() -> None:
     new = " ".join([word for word in WORDS if word not in PASSAGE][:40])
-    value = alone(llm(answer=new), make_request("a"))
+    value = run_requests(llm(answer=new), make_request("a"))
     assert done(value)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(value)[1].drafted == 0
 
@@ -134,7 +134,7 @@ def test_text_of_request_is_followed_again_after_a_difference() -> None:
     changed = before.split()
     changed[10] = "else"
     engine = llm(answer=" ".join(changed))
-    found = alone(engine, make_request("a", words("prompt", 20), stream=True, drafts=(before,)))
+    found = run_requests(engine, make_request("a", words("prompt", 20), stream=True, drafts=(before,)))
     assert [count for _, count in steps_of(found)][:2] == [1, 10], "up to the difference, with it"
     assert [count for _, count in steps_of(found)] == [
         new for _, new in proposed(words("prompt", 20), " ".join(changed), before)
@@ -144,7 +144,7 @@ def test_text_of_request_is_followed_again_after_a_difference() -> None:
 
 
 def test_sampled_requests_get_no_drafts() -> None:
-    found = alone(llm(), make_request("a", temperature=0.7, drafts=(ANSWER,)))
+    found = run_requests(llm(), make_request("a", temperature=0.7, drafts=(ANSWER,)))
     assert done(found)[0] == pytest.approx(120 * PREFILL + 40 * STEP)
     assert done(found)[1].drafted == 0
 
@@ -155,7 +155,7 @@ def test_output_is_the_same_with_any_draft_settings(drafts: Any) -> None:
     copied = " ".join(" ".join(PASSAGE.split()[at : at + 7]) + " " + words(at, 2) for at in rng.sample(range(110), 6))
     engine = llm(answer=copied, drafts=drafts)
     for i, wrong in enumerate(((), (copied,), (words("wrong", 80),), (copied + " and more", copied[:40]))):
-        assert done(alone(engine, make_request(f"a{i}", drafts=wrong)), f"a{i}")[1].text == copied
+        assert done(run_requests(engine, make_request(f"a{i}", drafts=wrong)), f"a{i}")[1].text == copied
     decoded = engine.decoded
     assert decoded.tokens == 4 * len(split_tokens(copied))
     assert decoded.tokens - decoded.accepted <= decoded.steps <= decoded.tokens
@@ -164,16 +164,16 @@ def test_output_is_the_same_with_any_draft_settings(drafts: Any) -> None:
 def test_concurrent_requests_draft_less_than_a_single_one() -> None:
     """Drafts that pay alone are too long for eight, where each of their tokens is verified eight times."""
     dear = replace(PLAIN, drafts=16, verifying={1: Curve.linear(STEP, 0.0), 8: Curve.linear(STEP, STEP)})
-    single = done(alone(llm(dear), make_request("a")))[1]
+    single = done(run_requests(llm(dear), make_request("a")))[1]
     engine = llm(dear)
-    found = alone(engine, *(make_request(f"r{i}") for i in range(8)))
+    found = run_requests(engine, *(make_request(f"r{i}") for i in range(8)))
     beside = [done(found, f"r{i}")[1] for i in range(8)]
     assert all(one.text == ANSWER for one in beside)
     assert single.drafted > 0 and min(one.drafted for one in beside) < single.drafted
 
 
 def test_unmeasured_profile_verifies_at_the_cost_of_a_step() -> None:
-    found = alone(llm(replace(DRAFTING, verifying={})), make_request("a"))
+    found = run_requests(llm(replace(DRAFTING, verifying={})), make_request("a"))
     assert 5 * STEP < done(found)[0] - 120 * PREFILL < 10 * STEP
     assert (done(found)[0] - 120 * PREFILL) / STEP == pytest.approx(round((done(found)[0] - 120 * PREFILL) / STEP))
 
@@ -243,8 +243,8 @@ def test_form_of_an_answer_is_drafted_after_its_gaps() -> None:
     text = "".join(f"list item number {i} is as follows: {item}\n" for i, item in enumerate(items))
     form = "".join(f"list item number {i} is as follows: {GAP}\n" for i in range(3))
     engine, undrafted = llm(answer=text), llm(answer=text)
-    value = done(alone(engine, make_request("a", "Write.", drafts=(form,))))[1]
-    done(alone(undrafted, make_request("a", "Write.")))
+    value = done(run_requests(engine, make_request("a", "Write.", drafts=(form,))))[1]
+    done(run_requests(undrafted, make_request("a", "Write.")))
     assert value.text == text
     assert engine.decoded.steps < undrafted.decoded.steps
 

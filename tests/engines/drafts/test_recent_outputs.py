@@ -7,7 +7,7 @@ from teola_plugin.engines.drafts.drafter import RecentOutputs
 ONE, OTHER, ELSEWHERE = ("app", "a"), ("app", "b"), ("other", "a")
 
 
-def found(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list[int]:
+def drafts_of(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list[int]:
     corpus = kept.of(source)
     if corpus is None:
         return []
@@ -18,8 +18,8 @@ def found(kept: RecentOutputs, source: tuple[str, str], last: list[int]) -> list
 def test_output_is_found_only_by_its_app_and_tenant() -> None:
     kept = RecentOutputs()
     kept.add(ONE, [1, 2, 3, 4])
-    assert found(kept, ONE, [1, 2]) == [3, 4]
-    assert found(kept, OTHER, [1, 2]) == found(kept, ELSEWHERE, [1, 2]) == []
+    assert drafts_of(kept, ONE, [1, 2]) == [3, 4]
+    assert drafts_of(kept, OTHER, [1, 2]) == drafts_of(kept, ELSEWHERE, [1, 2]) == []
 
 
 def test_forget_drops_one_tenant_or_all() -> None:
@@ -27,7 +27,9 @@ def test_forget_drops_one_tenant_or_all() -> None:
     for source in (ONE, OTHER, ELSEWHERE):
         kept.add(source, [1, 2, 3, 4])
     kept.forget("a")
-    assert found(kept, OTHER, [1, 2]) and not found(kept, ONE, [1, 2]) and not found(kept, ELSEWHERE, [1, 2])
+    assert (
+        drafts_of(kept, OTHER, [1, 2]) and not drafts_of(kept, ONE, [1, 2]) and not drafts_of(kept, ELSEWHERE, [1, 2])
+    )
     kept.forget()
     assert kept.of(OTHER) is None
 
@@ -38,8 +40,8 @@ def test_oldest_outputs_are_evicted_first() -> None:
         kept.add(ONE, list(range(start, start + 10)))
         corpus = kept.of(ONE)
         assert corpus is not None and len(corpus) <= 100
-    assert found(kept, ONE, [990, 991]) == [992, 993, 994, 995]
-    assert found(kept, ONE, [0, 1]) == []
+    assert drafts_of(kept, ONE, [990, 991]) == [992, 993, 994, 995]
+    assert drafts_of(kept, ONE, [0, 1]) == []
 
 
 def test_least_recently_writing_app_is_evicted_first() -> None:

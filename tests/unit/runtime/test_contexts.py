@@ -21,7 +21,7 @@ from teola_plugin.requests.payloads import Generate, Message, Prompt
 VALUE: ContextVar[object] = ContextVar("value")
 
 
-class Held:
+class GraphState:
     """Stands for a graph's state, which LangGraph has in the context of a node."""
 
 
@@ -47,8 +47,8 @@ def watch_query(pool: EnginePool) -> None:
 
 @pytest.mark.parametrize("use", [call_pool, watch_query])
 def test_pool_keeps_no_reference_to_caller_contexts(pool: EnginePool, use: Callable[[EnginePool], None]) -> None:
-    def called() -> weakref.ref[Held]:
-        held, context = Held(), copy_context()
+    def called() -> weakref.ref[GraphState]:
+        held, context = GraphState(), copy_context()
         context.run(VALUE.set, held)
         context.run(use, pool)
         return weakref.ref(held)

@@ -23,7 +23,7 @@ def loop() -> Iterator[LoopThread]:
     made.stop()
 
 
-class Held:
+class BusyLoop:
     """Keeps the loop busy until it is left, so that what is posted meanwhile waits."""
 
     def __init__(self, loop: LoopThread) -> None:
@@ -47,7 +47,7 @@ def settled(loop: LoopThread) -> None:
 def test_loop_wakes_once_for_all_callbacks_posted_meanwhile(loop: LoopThread, monkeypatch: Any) -> None:
     woken, seen = [], []
     plain = loop.loop.call_soon_threadsafe
-    with Held(loop):
+    with BusyLoop(loop):
         monkeypatch.setattr(loop.loop, "call_soon_threadsafe", lambda *a, **k: (woken.append(a), plain(*a, **k))[1])
         for i in range(100):
             loop.post(seen.append, i)
@@ -62,7 +62,7 @@ def test_coroutines_keep_their_order_among_callbacks(loop: LoopThread) -> None:
     async def record(what: str) -> None:
         seen.append(what)
 
-    with Held(loop):
+    with BusyLoop(loop):
         first = loop.run(record("a"))
         loop.post(seen.append, "b")
         second = loop.run(record("c"))
@@ -78,7 +78,7 @@ def test_callback_runs_in_context_of_its_submitter(loop: LoopThread) -> None:
         whose.set(name)
         loop.post(lambda: seen.append(whose.get()))
 
-    with Held(loop):
+    with BusyLoop(loop):
         threads = [threading.Thread(target=post, args=(name,)) for name in ("a", "b", "c")]
         for thread in threads:
             thread.start()
@@ -96,7 +96,7 @@ def test_failing_callback_does_not_stop_the_others(
     def fail() -> None:
         raise error
 
-    with caplog.at_level(logging.CRITICAL + 1), Held(loop):
+    with caplog.at_level(logging.CRITICAL + 1), BusyLoop(loop):
         loop.post(seen.append, 1)
         loop.post(fail)
         loop.post(seen.append, 2)

@@ -161,16 +161,16 @@ def test_spare_request_is_claimed_by_one_later_graph() -> None:
     assert made.join(EARLY, ASKED, graph=PlannerGraph("part2", "part2")) is not work, "it was made for one"
 
 
-def ahead(number: int, round: str = "", since: int = 0) -> PlannerGraph:
+def planner_graph(number: int, round: str = "", since: int = 0) -> PlannerGraph:
     return PlannerGraph(f"part{number}", round or f"part{number}", True, since)
 
 
 def test_each_lookahead_round_claims_a_request_once() -> None:
     made = Table()
-    first = [made.join(EARLY, ASKED, graph=ahead(number, "one")) for number in range(3)]
+    first = [made.join(EARLY, ASKED, graph=planner_graph(number, "one")) for number in range(3)]
     assert len({*map(id, first)}) == 3
-    assert [made.join(EARLY, ASKED, graph=ahead(number, "two")) for number in range(3, 6)] == first
-    assert made.join(EARLY, ASKED, graph=ahead(6, "two")) not in first
+    assert [made.join(EARLY, ASKED, graph=planner_graph(number, "two")) for number in range(3, 6)] == first
+    assert made.join(EARLY, ASKED, graph=planner_graph(6, "two")) not in first
     assert [work.claims.graphs for work in first] == [{"part0", "part3"}, {"part1", "part4"}, {"part2", "part5"}]
     assert [made.join(PLAIN, ASKED) for _ in range(3)] == first
 
@@ -179,15 +179,17 @@ def test_subplan_skips_generations_claimed_before_it_began() -> None:
     made = Table()
     work = made.join(PLAIN, ASKED)
     work.claims.last_claim = 3
-    assert made.join(EARLY, ASKED, graph=ahead(1, since=3)) is not work
-    assert made.join(EARLY, ASKED, graph=ahead(2, since=2)) is work, "that part is late, no more"
-    assert made.join(EARLY, TEXT, graph=ahead(2)) is made.join(EARLY, TEXT, graph=ahead(3, since=9)), "but not if pure"
+    assert made.join(EARLY, ASKED, graph=planner_graph(1, since=3)) is not work
+    assert made.join(EARLY, ASKED, graph=planner_graph(2, since=2)) is work, "that part is late, no more"
+    assert made.join(EARLY, TEXT, graph=planner_graph(2)) is made.join(EARLY, TEXT, graph=planner_graph(3, since=9)), (
+        "but not if pure"
+    )
 
 
 def test_lookahead_subplan_does_not_claim_the_querys_own_request() -> None:
     made = Table()
     own = made.join(EARLY, ASKED)
-    assert made.join(EARLY, ASKED, graph=ahead(1)) is not own
+    assert made.join(EARLY, ASKED, graph=planner_graph(1)) is not own
 
 
 def test_warm_up_is_shared_by_graphs_but_not_the_original() -> None:
@@ -205,7 +207,7 @@ def test_warm_up_is_shared_by_graphs_but_not_the_original() -> None:
 def test_results_of_ended_subplans_are_released_beyond_a_limit() -> None:
     made = Table(kept=2)
     made.join(EARLY, EmbedText("of the query"))
-    works = [made.join(EARLY, EmbedText(str(number)), graph=ahead(number)) for number in range(4)]
+    works = [made.join(EARLY, EmbedText(str(number)), graph=planner_graph(number)) for number in range(4)]
     for work in works:
         made.end(work)
         work.claims.remove_graph("part" + work.request.payload.text)

@@ -238,12 +238,12 @@ def test_adopted_stream_delivers_items_as_they_close(pause: float) -> None:
         assert all(span.done is not None and span.outcome != "cancelled" for span in items)
         return [came[f"{second.name}/{name}"] for name in ITEM_VALUES]
 
-    alone = in_scene(lambda scene: _alone(scene), engines=[writer()])
+    alone = in_scene(lambda scene: _times_alone(scene), engines=[writer()])
     found = in_scene(body, engines=[writer()])
     assert found == pytest.approx([max(pause, end) for end in alone], abs=0.03)
 
 
-async def _alone(scene: Scene) -> list[float]:
+async def _times_alone(scene: Scene) -> list[float]:
     came = stored(scene)
     part = scene.prefetch(graph(*listed()))
     await asyncio.sleep(5)

@@ -29,7 +29,7 @@ def enqueue(app: str, number: int, *, weight: float = 1.0, size: int = 1, depth:
     )
 
 
-def served(scheduler: EngineScheduler) -> list[str]:
+def run_order(scheduler: EngineScheduler) -> list[str]:
     """Return the requests in the order in which they run."""
     order: list[str] = []
     out = scheduler.handle(ReplicaUp(0.0, "0"))
@@ -44,7 +44,7 @@ def test_one_app_is_served_in_order_of_arrival() -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     for number in range(5):
         scheduler.handle(enqueue("a", number, weight=5.0 - number))
-    assert served(scheduler) == ["a0", "a1", "a2", "a3", "a4"]
+    assert run_order(scheduler) == ["a0", "a1", "a2", "a3", "a4"]
 
 
 def test_two_apps_take_turns_regardless_of_arrival() -> None:
@@ -52,7 +52,7 @@ def test_two_apps_take_turns_regardless_of_arrival() -> None:
     for app in "ab":
         for number in range(3):
             scheduler.handle(enqueue(app, number))
-    assert served(scheduler) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert run_order(scheduler) == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, 5), (3.0, 7), (0.25, 2)])
@@ -62,7 +62,7 @@ def test_apps_are_served_in_proportion_to_weights(weight: float, expected: int) 
         scheduler.handle(enqueue("a", number))
     for number in range(15):
         scheduler.handle(enqueue("b", number, weight=weight))
-    assert abs(Counter(name[0] for name in served(scheduler)[:10])["b"] - expected) <= 1
+    assert abs(Counter(name[0] for name in run_order(scheduler)[:10])["b"] - expected) <= 1
 
 
 def test_fair_shares_count_units_not_requests() -> None:
@@ -71,22 +71,22 @@ def test_fair_shares_count_units_not_requests() -> None:
     for number in range(9):
         scheduler.handle(enqueue("long", number, size=90))
         scheduler.handle(enqueue("short", number, size=10))
-    assert served(scheduler)[:6] == ["long0", *(f"short{i}" for i in range(5))]
+    assert run_order(scheduler)[:6] == ["long0", *(f"short{i}" for i in range(5))]
 
 
 def test_idle_app_accumulates_no_credit() -> None:
     scheduler = EngineScheduler(ONE_BY_ONE, ())
     for number in range(10):
         scheduler.handle(enqueue("a", number))
-    served(scheduler)
-    scheduler = _again(scheduler)
+    run_order(scheduler)
+    scheduler = _without_replica(scheduler)
     for app in "ba":
         for number in range(20, 24):
             scheduler.handle(enqueue(app, number))
-    assert Counter(name[0] for name in served(scheduler)[:4])["b"] <= 3
+    assert Counter(name[0] for name in run_order(scheduler)[:4])["b"] <= 3
 
 
-def _again(scheduler: EngineScheduler) -> EngineScheduler:
+def _without_replica(scheduler: EngineScheduler) -> EngineScheduler:
     """Return the same scheduler without its replica, so that a queue can build up."""
     scheduler.replicas.clear()
     return scheduler
@@ -98,7 +98,7 @@ def test_starved_primitive_of_light_app_runs_after_twenty_batches() -> None:
     scheduler.handle(enqueue("light", 1, weight=0.001))
     for number in range(60):
         scheduler.handle(enqueue("heavy", number, weight=1000.0))
-    order = served(scheduler)
+    order = run_order(scheduler)
     assert len(order) == 62
     assert order.index("light1") <= 21
 

@@ -128,7 +128,7 @@ def enqueue(query: str, name: str, objective: Objective) -> Enqueue:
     return Enqueue(0.0, query, name, K.PREFILLING, (QueuedRequest(name),), objective=objective)
 
 
-def served(scheduler: EngineScheduler, *, late: int = 0) -> list[str]:
+def run_order(scheduler: EngineScheduler, *, late: int = 0) -> list[str]:
     """Return the order in which requests run one at a time. One of `late` arrives after each."""
     order, numbers = [], count()
     while scheduler.running.by_id:
@@ -146,14 +146,14 @@ def test_latency_bound_call_overtakes_the_rest_of_a_gang() -> None:
         scheduler.handle(enqueue("q1", f"map{i}", Objective.THROUGHPUT))
     scheduler.handle(enqueue("q2", "answer", Objective.LATENCY))
     scheduler.handle(enqueue("q3", "warm-up", Objective.BACKGROUND))
-    assert served(scheduler) == ["map0", "map1", "answer", "map2", "map3", "map4", "map5", "warm-up"]
+    assert run_order(scheduler) == ["map0", "map1", "answer", "map2", "map3", "map4", "map5", "warm-up"]
 
 
 def test_gang_is_overtaken_a_bounded_number_of_times() -> None:
     scheduler = llm(1)
     scheduler.handle(enqueue("q0", "first", Objective.LATENCY))
     scheduler.handle(enqueue("q1", "map", Objective.THROUGHPUT))
-    order = served(scheduler, late=60)
+    order = run_order(scheduler, late=60)
     assert 20 <= order.index("map") <= 22
 
 

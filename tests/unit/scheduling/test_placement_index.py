@@ -18,7 +18,7 @@ def blocks(text: str) -> PrefixBlocks:
     return block_hashes(text, size=1)
 
 
-def held(index: PrefixIndex, replica: str) -> set[int]:
+def held_blocks(index: PrefixIndex, replica: str) -> set[int]:
     return {block for run in index.runs() if replica in run.holders for block in run.blocks}
 
 
@@ -30,7 +30,7 @@ def sound(index: PrefixIndex) -> None:
         if run.start:
             assert all(run.parent.holders[i] >= tick for i, tick in run.holders.items())
     for replica in REPLICAS:
-        assert index.blocks_on(replica) == len(held(index, replica)) <= index.capacity
+        assert index.blocks_on(replica) == len(held_blocks(index, replica)) <= index.capacity
 
 
 prompts = st.text("xy", min_size=1, max_size=8)

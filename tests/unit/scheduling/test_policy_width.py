@@ -83,7 +83,7 @@ class Busy(Running):
         return self.depths.get(query, -1)
 
 
-def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
+def random_queue(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
     queue = []
     apps = {f"q{i}": rng.choice(["a", "b"]) if rng.random() < 0.5 else "a" for i in range(4)}
     for i in range(rng.randrange(1, 12)):
@@ -100,7 +100,7 @@ def made(rng: random.Random) -> tuple[list[QueuedPrimitive], Running]:
 def test_picked_batch_equals_exhaustive_search() -> None:
     for seed in range(1500):
         rng = random.Random(seed)
-        queue, running = made(rng)
+        queue, running = random_queue(rng)
         if not queue:
             continue
         size = rng.randrange(6), rng.choice([0, 5, 60, 260, 1000]), rng.random() < 0.3

@@ -171,10 +171,10 @@ def test_subplans_take_linear_time_and_leave_nothing_behind() -> None:
     scheduler = opened()
     query = scheduler.queries["q"]
     one_part(scheduler, 0)
-    before = held(query)
+    before = table_sizes(query)
     for number in range(1, 50):
         one_part(scheduler, number)
-    assert held(query) == before
+    assert table_sizes(query) == before
     assert len(query) == 1
 
 
@@ -185,7 +185,7 @@ def test_ended_subplan_releases_all_its_values() -> None:
     assert released == {"$part1", "part1/a", "part1/b"}
 
 
-def held(query: Any) -> dict[str, int]:
+def table_sizes(query: Any) -> dict[str, int]:
     """Return the number of entries in every table of a live query."""
     tables = {name: value for name, value in vars(query).items() if isinstance(value, dict | list | set)}
     return {name: len(value) for name, value in tables.items()}
@@ -194,7 +194,7 @@ def held(query: Any) -> dict[str, int]:
 def test_finished_map_leaves_no_state_of_its_items() -> None:
     scheduler = GraphScheduler()
     scheduler.handle(Admit(0.0, "q", listed(), original_runs=True))
-    query, before = scheduler.queries["q"], held(scheduler.queries["q"])
+    query, before = scheduler.queries["q"], table_sizes(scheduler.queries["q"])
     scheduler.handle(Finished(0.0, "q", "list"))
     scheduler.handle(Expanded(0.0, "q", "m", 50))
     assert len(query) == 103
@@ -203,7 +203,7 @@ def test_finished_map_leaves_no_state_of_its_items() -> None:
             scheduler.handle(Finished(0.0, "q", f"m[{i}]/{name}"))
     scheduler.handle(Finished(0.0, "q", "out"))
     assert len(query) == 3
-    after = held(query)
+    after = table_sizes(query)
     assert all(after[name] <= size for name, size in before.items())
 
 

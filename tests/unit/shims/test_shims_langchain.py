@@ -44,7 +44,7 @@ from teola_plugin.shims import openai as openai_shims
 STREAMING = "langchain_core.tracers._streaming"
 
 
-def gone(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
+def remove_name(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
     patch.delattr(importlib.import_module(module), name)
 
 
@@ -99,12 +99,12 @@ class Listener(BaseCallbackHandler):
 def test_listeners_are_known_while_their_private_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.listeners_are_known()
     with monkeypatch.context() as patch:
-        gone(patch, STREAMING, "_V2StreamingCallbackHandler")
+        remove_name(patch, STREAMING, "_V2StreamingCallbackHandler")
         assert not shims.listeners_are_known()
     with monkeypatch.context() as patch:
         patch.setattr(tracers, "_configure_hooks", [("another", "shape")])
         assert not shims.listeners_are_known()
-    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    remove_name(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
     assert not shims.listeners_are_known()
 
 
@@ -112,7 +112,7 @@ async def test_streams_detects_streaming_handlers(monkeypatch: pytest.MonkeyPatc
     streaming = _AstreamEventsCallbackHandler()
     assert shims.streams([Listener(), streaming])
     assert not shims.streams([Listener()])
-    gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
+    remove_name(monkeypatch, STREAMING, "_StreamingCallbackHandler")
     assert shims.streams([Listener()]), "any handler may be one"
     assert not shims.streams([])
 
@@ -145,14 +145,14 @@ async def test_may_stream_detects_possible_streaming_handlers(monkeypatch: pytes
     assert not shims.may_stream(None), "the handler that the environment attaches does not stream"
     monkeypatch.setenv("TEOLA_TEST_1", "true")
     assert shims.may_stream(None)
-    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    remove_name(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
     assert shims.may_stream(None), "nobody knows who listens"
 
 
 async def test_streaming_kinds_lists_classes_of_streaming_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shims.streaming_kinds([Listener()]) == ()
     assert shims.streaming_kinds([_AstreamEventsCallbackHandler()]) == shims.event_listeners() != ()
-    gone(monkeypatch, STREAMING, "_StreamingCallbackHandler")
+    remove_name(monkeypatch, STREAMING, "_StreamingCallbackHandler")
     assert shims.streaming_kinds([Listener()]) is None, "nobody knows"
     assert shims.event_listeners() == ()
 
@@ -171,7 +171,7 @@ def test_always_streams_follows_model_and_call_settings(monkeypatch: pytest.Monk
     model = FakeListChatModel(responses=["a"], callbacks=[Attached.__new__(Attached)])
     assert shims.always_streams(model, {}) is True
     with monkeypatch.context() as patch:
-        gone(patch, STREAMING, "_StreamingCallbackHandler")
+        remove_name(patch, STREAMING, "_StreamingCallbackHandler")
         assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is None
     monkeypatch.delattr(BaseChatModel, "_should_stream")
     assert shims.always_streams(FakeListChatModel(responses=["a"]), {}) is True, "nothing is assumed"
@@ -185,7 +185,7 @@ def test_attached_by_environment_detects_configured_handlers(monkeypatch: pytest
     monkeypatch.setenv("TEOLA_TEST_LISTENS", "1")
     assert shims.attached_by_environment()
     monkeypatch.delenv("TEOLA_TEST_LISTENS")
-    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    remove_name(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
     assert shims.attached_by_environment(), "it may be"
 
 
@@ -214,7 +214,7 @@ def test_silence_hides_calls_from_ambient_handlers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tracers, "_configure_hooks", [*tracers._configure_hooks])
     assert handler_events(silent=False) == ["start"]
     assert handler_events(silent=True) == []
-    gone(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
+    remove_name(monkeypatch, "langchain_core.tracers.context", "_configure_hooks")
     with pytest.raises(RegistrationError, match="keeps its handlers elsewhere"):
         shims.silence()
 
@@ -224,7 +224,7 @@ def test_without_known_listeners_nothing_is_prefetched(monkeypatch: pytest.Monke
     from teola_plugin.adapters.langchain.prefetching import EntryPoint
 
     assert form_of_entry({}, EntryPoint(on_loop=False), models=True) is not None
-    gone(monkeypatch, STREAMING, "_V2StreamingCallbackHandler")
+    remove_name(monkeypatch, STREAMING, "_V2StreamingCallbackHandler")
     assert form_of_entry({}, EntryPoint(on_loop=False), models=True) is None
 
 
@@ -233,7 +233,7 @@ def test_shadow_without_known_listeners_raises(monkeypatch: pytest.MonkeyPatch) 
     error = shims.unknown_listeners("shadow=")
     assert "langchain-core" in str(error) and error.hint
     with monkeypatch.context() as patch:
-        gone(patch, "langchain_core.tracers.context", "_configure_hooks")
+        remove_name(patch, "langchain_core.tracers.context", "_configure_hooks")
         with pytest.raises(RegistrationError, match="shadow= is not possible with langchain-core"):
             accelerate(chain, shadow=0.5)
         fast = accelerate(chain)
@@ -332,7 +332,7 @@ def test_generates_as_usual_rejects_models_with_own_entries(monkeypatch: pytest.
     assert shims.generates_as_usual(Echo())
     assert not shims.generates_as_usual(OwnEntry())
     assert not shims.generates_as_usual(FakeListLLM(responses=["a text model"]))
-    gone(monkeypatch, "langchain_core.language_models._utils", "_normalize_messages")
+    remove_name(monkeypatch, "langchain_core.language_models._utils", "_normalize_messages")
     assert not shims.generates_as_usual(Echo())
 
 

@@ -133,17 +133,17 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-def _gone(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+def _remove_name(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     patch.delattr(owner, name)
 
 
 def _no_hooks(patch: pytest.MonkeyPatch) -> Any:
-    _gone(patch, tracers, "_configure_hooks")
+    _remove_name(patch, tracers, "_configure_hooks")
     return langchain.listeners_are_known()
 
 
 def _no_streaming_handlers(patch: pytest.MonkeyPatch) -> Any:
-    _gone(patch, importlib.import_module("langchain_core.tracers._streaming"), "_V2StreamingCallbackHandler")
+    _remove_name(patch, importlib.import_module("langchain_core.tracers._streaming"), "_V2StreamingCallbackHandler")
     return langchain.listeners_are_known()
 
 
@@ -173,13 +173,13 @@ def _no_react_variables(patch: pytest.MonkeyPatch) -> Any:
 
 
 def _no_arguments(patch: pytest.MonkeyPatch) -> Any:
-    _gone(patch, BaseTool, "_to_args_and_kwargs")
+    _remove_name(patch, BaseTool, "_to_args_and_kwargs")
     return langchain_agents.call_arguments(add, {"a": 1})
 
 
 def _no_run_one(patch: pytest.MonkeyPatch) -> Any:
     node = ToolNode([add])
-    _gone(patch, ToolNode, "_run_one")
+    _remove_name(patch, ToolNode, "_run_one")
     return langchain_agents.tool_node_parts(node)
 
 
@@ -195,14 +195,14 @@ def _no_reader(patch: pytest.MonkeyPatch) -> Any:
 
 
 def _no_callable(patch: pytest.MonkeyPatch) -> Any:
-    _gone(patch, importlib.import_module("langgraph._internal._runnable"), "RunnableCallable")
+    _remove_name(patch, importlib.import_module("langgraph._internal._runnable"), "RunnableCallable")
     langgraph._callable_class.cache_clear()
     patch.setattr(langgraph, "_callable_class", langgraph._callable_class.__wrapped__)
     return langgraph.functions_of(object())
 
 
 def _no_task(patch: pytest.MonkeyPatch) -> Any:
-    _gone(patch, importlib.import_module("langgraph.func"), "_TaskFunction")
+    _remove_name(patch, importlib.import_module("langgraph.func"), "_TaskFunction")
     patch.setattr(langgraph, "_task_class", langgraph._task_class.__wrapped__)
     return langgraph.task_of(object())
 

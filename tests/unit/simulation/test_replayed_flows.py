@@ -101,7 +101,7 @@ def test_accelerated_flow_searches_while_the_list_is_decoded() -> None:
     assert any(work.warmup and not work.after for work in flow.works)
 
 
-def _together(state: dict[str, Any]) -> list[Document]:
+def _all_documents(state: dict[str, Any]) -> list[Document]:
     return [document for found in state["found"] for document in found]
 
 
@@ -118,7 +118,7 @@ async def reranking(pool: EnginePool) -> Any:
             found=RunnableLambda(lambda x: x["queries"]) | store.as_retriever(search_kwargs={"k": 16}).map()
         )
         | RunnablePassthrough.assign(
-            best={"query": itemgetter("question"), "documents": RunnableLambda(_together)} | best
+            best={"query": itemgetter("question"), "documents": RunnableLambda(_all_documents)} | best
         )
         | ChatPromptTemplate.from_template("{question} {best}")
         | llm

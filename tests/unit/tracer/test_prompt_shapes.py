@@ -32,7 +32,7 @@ CHAT = ChatPromptTemplate.from_messages(
 RECORD = Record({"context": Ref("found"), "question": Ref(INPUT, ("question",))})
 
 
-def shown(prompted: Prompted) -> list[str]:
+def part_texts(prompted: Prompted) -> list[str]:
     return [(part.variable and f"<{part.variable}>") or part.text for part in prompted.parts]
 
 
@@ -42,7 +42,7 @@ def messages_of(prompt: Any) -> list[tuple[str, str]]:
 
 def test_prompt_parts_are_in_rendered_order_with_merged_literals() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), RECORD)
-    assert shown(prompted) == [
+    assert part_texts(prompted) == [
         "\nsystem: Be brief. {literal}\nsystem: Context: ",
         "<context>",
         ", {braces} in prose\nuser: ",
@@ -69,7 +69,7 @@ def test_prompt_is_cut_off_after_the_first_unknown() -> None:
 def test_base_record_supplies_optional_variables() -> None:
     prompted = bind_prompt(prompt_shape(CHAT), Record(RECORD.items, Ref(INPUT)))
     assert [name for name, _ in prompted.inputs] == ["context", "question", BASE]
-    assert shown(prompted)[2:7] == [", {braces} in ", f"<{BASE}>", f"<{BASE}>", "\nuser: ", "<question>"]
+    assert part_texts(prompted)[2:7] == [", {braces} in ", f"<{BASE}>", f"<{BASE}>", "\nuser: ", "<question>"]
     base = {"history": [HumanMessage("0"), AIMessage("1"), ("human", "2")], "style": "verse", "unused": 1}
     given = {"context": "c", "question": "q"}
     assert prompted.render({**given, BASE: base}) == CHAT.invoke({**base, **given})
@@ -99,14 +99,14 @@ def test_one_variable_takes_its_value_bare_or_in_a_dictionary() -> None:
 def test_plain_prompts_have_no_role_markers() -> None:
     template = PromptTemplate.from_template("Say {a} to {b}, {a}")
     prompted = bind_prompt(prompt_shape(template), Ref("x"))
-    assert shown(prompted) == ["Say ", "<a>", " to ", "<b>", ", ", "<a>"]
+    assert part_texts(prompted) == ["Say ", "<a>", " to ", "<b>", ", ", "<a>"]
     assert prompted.render({"a": 1}).to_string() == f"Say 1 to {UNKNOWN}, 1"
     assert prompted.render({"a": 1, "b": [2]}) == template.invoke({"a": 1, "b": [2]})
 
 
 def test_nested_and_constant_templates_are_understood() -> None:
     template = ChatPromptTemplate.from_messages([CHAT, ("ai", "ok")])
-    assert "<context>" in shown(bind_prompt(prompt_shape(template), Ref("x")))
+    assert "<context>" in part_texts(bind_prompt(prompt_shape(template), Ref("x")))
     fixed = ChatPromptTemplate.from_messages([("human", "hi")])
     prompted = bind_prompt(prompt_shape(fixed), Ref("x"))
     assert prompted.inputs == () and prompted.render({}) == fixed.invoke({})
@@ -162,7 +162,7 @@ def chat_few_shot(**given: Any) -> FewShotChatMessagePromptTemplate:
 def test_few_shot_examples_are_part_of_the_text() -> None:
     template = few_shot()
     prompted = bind_prompt(prompt_shape(template), Record({"x": Ref("x")}))
-    assert shown(prompted)[:3] == ["Examples of prose:\n\nFor 1.\n\nFor ", "<x>", " too.\n\nNow "]
+    assert part_texts(prompted)[:3] == ["Examples of prose:\n\nFor 1.\n\nFor ", "<x>", " too.\n\nNow "]
     assert prompted.render({"x": "this"}) == template.invoke({"x": "this"})
     inside = ChatPromptTemplate.from_messages([HumanMessagePromptTemplate(prompt=template)])
     assert bind_prompt(prompt_shape(inside), Ref("x")).render({"x": "this"}) == inside.invoke("this")
@@ -172,7 +172,7 @@ def test_chat_few_shot_examples_become_messages() -> None:
     template = ChatPromptTemplate.from_messages([("system", "Be brief."), chat_few_shot(), ("human", "{q}")])
     prompted = bind_prompt(prompt_shape(template), Ref("x"))
     start = "\nsystem: Be brief.\nhuman: What of one?\nai: one is {fine}.\nhuman: What of 2?\nai: 2 is {fine}.\nuser: "
-    assert shown(prompted) == [start, "<q>", "\nassistant: "]
+    assert part_texts(prompted) == [start, "<q>", "\nassistant: "]
     assert prompted.render({"q": "this"}) == template.invoke("this")
     assert len(prompted.render({}).to_messages()) == 6
     alone = bind_prompt(prompt_shape(chat_few_shot()), Ref("x"))

@@ -114,17 +114,17 @@ CASES |= AGENTS
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Stage]:
+def workflow_stage() -> Iterator[Stage]:
     with stage() as made:
         yield made
 
 
-def both(here: Stage, name: str, **options: Any) -> tuple[Seen, Seen]:
+def both(workflow_stage: Stage, name: str, **options: Any) -> tuple[Seen, Seen]:
     """Return a run of the original and one of the accelerated workflow, each of a new workflow."""
     case = CASES[name]
-    before = see(here, case.make(here), case.play)
+    before = see(workflow_stage, case.make(workflow_stage), case.play)
     assert before.failed == case.fails, before.result
-    return before, see(here, accelerate(case.make(here), **options), case.play)
+    return before, see(workflow_stage, accelerate(case.make(workflow_stage), **options), case.play)
 
 
 def same(before: Seen, after: Seen, *, raced: bool) -> None:
@@ -133,26 +133,29 @@ def same(before: Seen, after: Seen, *, raced: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_workflow_behaves_as_the_original(here: Stage, name: str) -> None:
-    before, after = both(here, name, pool=here.pool)
+def test_workflow_behaves_as_the_original(workflow_stage: Stage, name: str) -> None:
+    before, after = both(workflow_stage, name, pool=workflow_stage.pool)
     same(before, after, raced=CASES[name].raced)
     assert after.trace is not None
 
 
 @pytest.mark.parametrize("name", ["rag", "a human", "function agent", "react", "engines"])
-def test_workflow_with_other_options_behaves_as_the_original(here: Stage, name: str) -> None:
+def test_workflow_with_other_options_behaves_as_the_original(workflow_stage: Stage, name: str) -> None:
     for options in ({"passes": ()}, {"speculate": "all"}, {"speculate": "off"}):
-        same(*both(here, name, pool=here.pool, **options), raced=CASES[name].raced)
+        same(*both(workflow_stage, name, pool=workflow_stage.pool, **options), raced=CASES[name].raced)
 
 
 @pytest.mark.parametrize("name", ["rag", "function agent", "three at a time", "a team"])
-def test_failing_model_in_a_workflow_raises_the_originals_error(here: Stage, name: str) -> None:
+def test_failing_model_in_a_workflow_raises_the_originals_error(workflow_stage: Stage, name: str) -> None:
     """The same exception, in the same place; agents too do not survive it."""
     case = CASES[name]
-    for prompt in see(here, case.make(here), case.play).prompts:
-        here.reached.broken = prompt[-60:]
-        before, after = (see(here, one, case.play) for one in (case.make(here), accelerate(case.make(here))))
-        here.reached.broken = ""
+    for prompt in see(workflow_stage, case.make(workflow_stage), case.play).prompts:
+        workflow_stage.reached.broken = prompt[-60:]
+        before, after = (
+            see(workflow_stage, one, case.play)
+            for one in (case.make(workflow_stage), accelerate(case.make(workflow_stage)))
+        )
+        workflow_stage.reached.broken = ""
         assert before.failed and (before.result, before.events) == (after.result, after.events)
 
 
@@ -177,8 +180,8 @@ async def resumed(workflow: Any, saved: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("make", [flows.Asking, flows.Waiting])
-def test_original_and_accelerated_workflow_resume_each_other(here: Stage, make: Any) -> None:
-    workflows = {"plain": make(here), "fast": accelerate(make(here), pool=here.pool)}
+def test_original_and_accelerated_workflow_resume_each_other(workflow_stage: Stage, make: Any) -> None:
+    workflows = {"plain": make(workflow_stage), "fast": accelerate(make(workflow_stage), pool=workflow_stage.pool)}
     saved = {name: asyncio.run(interrupted(one)) for name, one in workflows.items()}
     assert anonymous(json.dumps(saved["plain"])) == anonymous(json.dumps(saved["fast"]))
     assert "teola" not in json.dumps(saved["fast"]).lower()
@@ -188,8 +191,8 @@ def test_original_and_accelerated_workflow_resume_each_other(here: Stage, make: 
     assert len(answers) == 1
 
 
-def test_continued_workflow_run_is_a_separate_query(here: Stage) -> None:
-    fast = accelerate(flows.Asking(here), pool=here.pool)
+def test_continued_workflow_run_is_a_separate_query(workflow_stage: Stage) -> None:
+    fast = accelerate(flows.Asking(workflow_stage), pool=workflow_stage.pool)
     saved = asyncio.run(interrupted(fast))
     first = fast.last_trace()
     asyncio.run(resumed(fast, saved))
@@ -202,10 +205,10 @@ def test_continued_workflow_run_is_a_separate_query(here: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", ["rag", "a human", "function agent", "a mixed team", "retries"])
-def test_two_runs_of_the_original_workflow_are_equal(here: Stage, name: str) -> None:
+def test_two_runs_of_the_original_workflow_are_equal(workflow_stage: Stage, name: str) -> None:
     """The control: what is compared does not differ by itself."""
     case = CASES[name]
-    before, after = (see(here, case.make(here), case.play) for _ in range(2))
+    before, after = (see(workflow_stage, case.make(workflow_stage), case.play) for _ in range(2))
     same(before, after, raced=case.raced)
 
 
@@ -240,6 +243,6 @@ class OtherAnswer(flows.Rag):
     ("wrong", "what"),
     [(MoreEvents, "event"), (OtherStore, "context"), (AsksTwice, "prompts"), (OtherAnswer, "result")],
 )
-def test_comparison_detects_an_unfaithful_workflow(here: Stage, wrong: Any, what: str) -> None:
-    before, after = (see(here, make(here), ASKED) for make in (flows.Rag, wrong))
+def test_comparison_detects_an_unfaithful_workflow(workflow_stage: Stage, wrong: Any, what: str) -> None:
+    before, after = (see(workflow_stage, make(workflow_stage), ASKED) for make in (flows.Rag, wrong))
     assert any(one.startswith(what) for one in differences(before, after, raced=False))
