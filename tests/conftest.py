@@ -187,11 +187,13 @@ def slow_services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     from support.api_server import api_server
 
     run: list[Any] = [item for item in request.session.items if not item.get_closest_marker("skip")]
-    needed = {name for item in run for name in item.fixturenames}
+    fixture_names = {name for item in run for name in item.fixturenames}
     folder = tmp_path_factory.mktemp("vllm-api")
     makers = {"session_llm": llm, "vllm_api": lambda: api_server(folder)}
     with ExitStack() as exit_stack, ThreadPoolExecutor(2, "slow-services") as threads:
-        services = SlowServices({name: make for name, make in makers.items() if name in needed}, exit_stack, threads)
+        services = SlowServices(
+            {name: make for name, make in makers.items() if name in fixture_names}, exit_stack, threads
+        )
         if not hasattr(request.config, "workerinput"):
             services.start()
         yield services

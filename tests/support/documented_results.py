@@ -93,10 +93,10 @@ def fenced(text: str, language: str = "text") -> str:
 
 def demo_diff() -> str:
     """Return the demo's app and the lines that acceleration adds to it, as a diff made from their sources."""
-    own, pool, case = (inspect.getsource(f) for f in (demo_app.make_app, make_pool_for_app, run_case))
-    plain = own[own.index("    llm = ") : own.index("    bind = ")]
+    app_source, pool, case = (inspect.getsource(f) for f in (demo_app.make_app, make_pool_for_app, run_case))
+    plain = app_source[app_source.index("    llm = ") : app_source.index("    bind = ")]
     call = next(line for line in case.splitlines(keepends=True) if "= accelerate(" in line)
-    bind = own[own.index("    bind = ") : own.index("    return")]
+    bind = app_source[app_source.index("    bind = ") : app_source.index("    return")]
     pool_lines = pool[pool.index("    pool = ") : pool.index("    return")].replace(", drafts=drafts", "")
     added = pool_lines + bind + call
     lines = [(" ", line) for line in plain.splitlines()] + [("+", line) for line in added.splitlines()]

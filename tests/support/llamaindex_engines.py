@@ -179,7 +179,7 @@ ENGINES: dict[str, Callable[[Library], Any]] = {
 """Engines that acceleration makes faster, by name."""
 
 
-def shown(response: Any) -> Any:
+def response_parts(response: Any) -> Any:
     """Return all parts of a response that can be compared.
 
     Ids of nodes are left out, since engines draw them at random.

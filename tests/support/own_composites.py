@@ -64,8 +64,8 @@ def queries_of_ensemble(ledger: Ledger) -> Chain:
 def extractor(ledger: Ledger) -> Chain:
     shared = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
     shared.add_documents([Document(f"text {i}", id=str(i)) for i in range(3)])
-    found = LLMChainExtractor.from_llm(Chat(ledger=ledger))
-    return ContextualCompressionRetriever(base_compressor=found, base_retriever=shared.as_retriever())
+    compressor = LLMChainExtractor.from_llm(Chat(ledger=ledger))
+    return ContextualCompressionRetriever(base_compressor=compressor, base_retriever=shared.as_retriever())
 
 
 def map_reduce(ledger: Ledger) -> Chain:

@@ -97,8 +97,8 @@ def driven(work: Coroutine[Any, Any, None]) -> None:
     run_virtual(main())
 
 
-def says(*texts: str, then: BaseException | None = None, value: str | None = None) -> Script:
-    """Return a script that sends these pieces, then raises `then` or sends the result.
+def says(*texts: str, error: BaseException | None = None, value: str | None = None) -> Script:
+    """Return a script that sends these pieces, then raises `error` or sends the result.
 
     The result is `value`, or all pieces joined if no value is given.
     """
@@ -107,8 +107,8 @@ def says(*texts: str, then: BaseException | None = None, value: str | None = Non
         for request in batch:
             for text in texts:
                 yield Piece(request.id, text)
-        if then is not None:
-            raise then
+        if error is not None:
+            raise error
         for request in batch:
             yield Done(request.id, Generation("".join(texts) if value is None else value))
 
@@ -116,7 +116,7 @@ def says(*texts: str, then: BaseException | None = None, value: str | None = Non
 
 
 def raises(error: BaseException) -> Script:
-    return says(then=error)
+    return says(error=error)
 
 
 def entry(name: str, payload: Any = None, *, primitive: str = "", stream: bool = False) -> EngineRequest:

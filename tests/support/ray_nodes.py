@@ -50,5 +50,5 @@ def ray_nodes(*cpus: int, gpus: int = 0) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stderr(devnull):
         yield

@@ -67,10 +67,10 @@ class RequestCounts:
         """Return the rows that reached a store."""
         return Counter({key: n for key, n in self.engine_requests.items() if key.startswith(_WRITE)})
 
-    def note(self, what: str) -> int:
+    def note(self, effect: str) -> int:
         """Count a side effect. Return how often it was counted before."""
-        self.side_effects[what] += 1
-        return self.side_effects[what] - 1
+        self.side_effects[effect] += 1
+        return self.side_effects[effect] - 1
 
 
 def _merged(reached: Counter[str]) -> Counter[str]:
@@ -82,7 +82,7 @@ def watch(pool: EnginePool, engines: Sequence[Engine], counts: RequestCounts) ->
     call, admin = pool.call, pool.admin
 
     def watched_call(kind: PrimitiveKind, engine: str, payloads: Sequence[Any], **more: Any) -> Any:
-        counts.original_requests.update(shown(payload) for payload in payloads)
+        counts.original_requests.update(request_text(payload) for payload in payloads)
         counts.poisoned_calls += sum(POISON in str(payload) for payload in payloads)
         return call(kind, engine, payloads, **more)
 
@@ -100,14 +100,14 @@ def _watch_engine(engine: Engine, counts: RequestCounts) -> None:
 
     def watched(batch: Sequence[Request]) -> AsyncIterator[Result]:
         counts.engine_requests.update(
-            shown(request.payload) for request in batch if not isinstance(request.payload, Warmup)
+            request_text(request.payload) for request in batch if not isinstance(request.payload, Warmup)
         )
         return execute(batch)
 
     engine.execute = watched  # type: ignore[method-assign]
 
 
-def shown(payload: Any) -> str:
+def request_text(payload: Any) -> str:
     """Return the content of a request as a short text."""
     match payload:
         case EmbedText():

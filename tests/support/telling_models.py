@@ -131,16 +131,16 @@ def in_a_graph(pool: EnginePool) -> Any:
     """Return a graph whose nodes call the user's own model on a thread and on the loop, then a model of the pool."""
     from langgraph.graph import END, START, MessagesState, StateGraph
 
-    own, ours = Telling(), ChatTeola(pool=pool, max_tokens=6)
+    own_model, pool_model = Telling(), ChatTeola(pool=pool, max_tokens=6)
 
     def thread(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [own.invoke(state["messages"])]}
+        return {"messages": [own_model.invoke(state["messages"])]}
 
     async def loop(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await own.ainvoke(state["messages"])]}
+        return {"messages": [await own_model.ainvoke(state["messages"])]}
 
     async def answer(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await ours.ainvoke(state["messages"])]}
+        return {"messages": [await pool_model.ainvoke(state["messages"])]}
 
     builder = StateGraph(MessagesState)
     before = START

@@ -21,10 +21,10 @@ from teola_plugin.shims.vllm import drafts, kv_events, llm, processes, scheduler
 
 
 def main() -> None:
-    found = {
+    report = {
         "lacking": [*versions.missing(*llm.NEEDED), *_lacking()],
         "platform": llm.platform().device,
-        "needed": _said(lambda: llm.check_needed("llm")),
+        "needed": _error_of(lambda: llm.check_needed("llm")),
         **_config(),
         **_prompts(),
         **_events(),
@@ -34,7 +34,7 @@ def main() -> None:
         **_drafts(),
         **_when_missing(),
     }
-    Path(sys.argv[1]).write_text(json.dumps(found))
+    Path(sys.argv[1]).write_text(json.dumps(report))
 
 
 def _lacking() -> list[str]:
@@ -46,12 +46,12 @@ def _config() -> dict[str, Any]:
     args = {"model": str(llama.make()), "dtype": "float32", "max_model_len": 512, "block_size": 32}
     args |= {"structured_outputs_config": structured, "kv_events_config": kv_events.publishing("ipc:///x")}
     config = llm.engine_config(args)
-    found = llm.limits(config)
+    limits = llm.limits(config)
     return {
-        "limits": [found.max_model_len, found.block_size, found.blocks, found.dtype, found.max_num_seqs > 0],
+        "limits": [limits.max_model_len, limits.block_size, limits.blocks, limits.dtype, limits.max_num_seqs > 0],
         "whitespace": config.structured_outputs_config.disable_any_whitespace,
         "publishes": [config.kv_events_config.endpoint, config.kv_events_config.publisher],
-        "limits_of": llm.limits_of(type("Llm", (), {"vllm_config": config})()) == found,
+        "limits_of": llm.limits_of(type("Llm", (), {"vllm_config": config})()) == limits,
     }
 
 
@@ -70,9 +70,9 @@ def _events() -> dict[str, Any]:
         same = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}
         return BlockStored(**(same | {"lora_id": None, "medium": "GPU", "lora_name": None} | other))
 
-    first, then = stored(extra_keys=[("tenant",)]), stored(block_hashes=[8], parent_block_hash=7)
-    others = [stored(block_size=4), stored(medium="CPU"), stored(lora_name="a"), stored(group_idx=1)]
-    events = [first, then, *others, BlockRemoved(block_hashes=[7, 8], medium="GPU"), AllBlocksCleared()]
+    first, second = stored(extra_keys=[("tenant",)]), stored(block_hashes=[8], parent_block_hash=7)
+    ignored = [stored(block_size=4), stored(medium="CPU"), stored(lora_name="a"), stored(group_idx=1)]
+    events = [first, second, *ignored, BlockRemoved(block_hashes=[7, 8], medium="GPU"), AllBlocksCleared()]
     read = kv_events.reader(2)(msgspec.msgpack.encode(KVEventBatch(ts=0.0, events=events)))
     return {"events": list(map(str, read))}
 
@@ -80,14 +80,14 @@ def _events() -> dict[str, Any]:
 def _stats() -> dict[str, Any]:
     from vllm.v1.metrics.stats import RequestStateStats, SchedulerStats
 
-    told: list[float] = []
-    [logger] = stats.kv_use_loggers(told.append)
-    made = logger(None)
-    made.record(SchedulerStats(kv_cache_usage=0.25), None, engine_idx=0)
-    made.record(None, None)
-    made.log_engine_initialized()
+    use: list[float] = []
+    [logger] = stats.kv_use_loggers(use.append)
+    recorder = logger(None)
+    recorder.record(SchedulerStats(kv_cache_usage=0.25), None, engine_idx=0)
+    recorder.record(None, None)
+    recorder.log_engine_initialized()
     output = type("Output", (), {"metrics": RequestStateStats(num_preemptions=3)})()
-    return {"kv_use": told, "preemptions": [stats.preemptions(output), stats.preemptions(object())]}
+    return {"kv_use": use, "preemptions": [stats.preemptions(output), stats.preemptions(object())]}
 
 
 def _streams() -> dict[str, Any]:
@@ -106,24 +106,30 @@ def _streams() -> dict[str, Any]:
     processor = OutputProcessor(tokenizer, log_stats=False)
     params = SamplingParams(max_tokens=8, output_kind=RequestOutputKind.DELTA)
     streams.seldom(params)
-    given = {"mm_features": None, "pooling_params": None, "arrival_time": 0.0, "lora_request": None, "cache_salt": None}
-    asked = EngineCoreRequest(
-        request_id="inner", prompt_token_ids=[5, 6], sampling_params=params, data_parallel_rank=None, **given
+    fields = {
+        "mm_features": None,
+        "pooling_params": None,
+        "arrival_time": 0.0,
+        "lora_request": None,
+        "cache_salt": None,
+    }
+    request = EngineCoreRequest(
+        request_id="inner", prompt_token_ids=[5, 6], sampling_params=params, data_parallel_rank=None, **fields
     )
-    asked.external_req_id = "outer"
+    request.external_req_id = "outer"
     queue: list[Any] = []
-    processor.add_request(asked, None, queue=SimpleNamespace(put=queue.append))
-    told, untold = [], []
+    processor.add_request(request, None, queue=SimpleNamespace(put=queue.append))
+    outputs, untold = [], []
     for token in (12, 13, 14):
         processor.process_outputs([EngineCoreOutput("inner", [token])])
-        told.append(bool(queue))
+        outputs.append(bool(queue))
         queue.clear()
         if token == 13:
             llm_ = SimpleNamespace(output_processor=processor)
             untold = [streams.every_token(llm_, "outer"), streams.every_token(llm_, "other")]
-    whole = "".join(streams.texts(tokenizer, [5, 6], params, [12, 13, 14]))
-    same = processor.request_states["inner"].detokenizer.output_text == whole
-    return {"streams": {"outputs": told, "untold": untold, "texts": same}}
+    text = "".join(streams.texts(tokenizer, [5, 6], params, [12, 13, 14]))
+    same = processor.request_states["inner"].detokenizer.output_text == text
+    return {"streams": {"outputs": outputs, "untold": untold, "texts": same}}
 
 
 def _request(name: str, query: str, depth: int, priority: int) -> Any:
@@ -144,16 +150,16 @@ def _scheduler() -> dict[str, Any]:
     waiting = [_request(*one) for one in (("B", "q1", 1, 2), ("G", "q2", 1, 3), ("H", "q2", 3, 4))]
     queue.prepend_requests([*waiting, extra := _request("X", "q9", 9, 1)])
     queue.remove_requests([extra])
-    listed, taken = [one.request_id for one in queue], []
+    listed, order = [one.request_id for one in queue], []
     while queue:
         assert queue.peek_request() is queue.peek_request()
         running.append(queue.pop_request())
-        taken.append(running[-1].request_id)
-    made = ours.TopologyScheduler, ours.TopologyAsyncScheduler
+        order.append(running[-1].request_id)
+    classes = ours.TopologyScheduler, ours.TopologyAsyncScheduler
     return {
-        "queue": [isinstance(queue, RequestQueue), listed, taken, len(queue)],
-        "classes": [f"{one.__module__}.{one.__name__}" for one in made],
-        "bases": [made[0].__mro__[1] is Scheduler, made[1].__mro__[1] is AsyncScheduler],
+        "queue": [isinstance(queue, RequestQueue), listed, order, len(queue)],
+        "classes": [f"{one.__module__}.{one.__name__}" for one in classes],
+        "bases": [classes[0].__mro__[1] is Scheduler, classes[1].__mro__[1] is AsyncScheduler],
         "extra": [scheduler.extra(running[0], ours.KEY), scheduler.extra(running[0], "other")],
     }
 
@@ -180,14 +186,14 @@ def _undrafted() -> dict[str, Any]:
     runner._sample = lambda logits, metadata: metadata
     runner.take_draft_token_ids = lambda: runner.drafts
     drafts.attach(SimpleNamespace(model_runner=_runner_of(runner)))
-    found: dict[str, Any] = {"last": [], "sampled": [], "told": []}
+    report: dict[str, Any] = {"last": [], "sampled": [], "told": []}
     for drafted, ends in (([0, 0, 0], [1, 5, 6]), ([0, 2, 0], [1, 4, 5])):
         metadata = runner._calc_spec_decode_metadata(np.array(drafted, np.int32), np.array(ends, np.int32))
-        found["last"].append(metadata.logits_indices.tolist() == [end - 1 for end in ends])
-        found["sampled"].append(runner._sample(None, metadata) is None)
+        report["last"].append(metadata.logits_indices.tolist() == [end - 1 for end in ends])
+        report["sampled"].append(runner._sample(None, metadata) is None)
         runner.drafts = DraftTokenIds(["a", "b"], [[], [1] * max(drafted)])
-        found["told"].append(runner.take_draft_token_ids() is not None)
-    return found | {"steps": _steps(), "taken": _taken()}
+        report["told"].append(runner.take_draft_token_ids() is not None)
+    return report | {"steps": _steps(), "taken": _taken()}
 
 
 def _steps() -> dict[str, list[list[Any]]]:
@@ -200,24 +206,24 @@ def _steps() -> dict[str, list[list[Any]]]:
 
     runner: Any = SimpleNamespace(use_async_scheduling=False, speculative_config="ours")
     runner.model_config = SimpleNamespace(is_hybrid=False)
-    came: list[Any] = []
+    calls: list[Any] = []
     written = SimpleNamespace(sampled_token_ids=[[7], [8]])
-    runner.execute_model = lambda output: came.append(runner.speculative_config)
-    runner.sample_tokens = lambda grammar: came.append(runner.speculative_config) or written
+    runner.execute_model = lambda output: calls.append(runner.speculative_config)
+    runner.sample_tokens = lambda grammar: calls.append(runner.speculative_config) or written
     _runner_of(runner).input_batch = SimpleNamespace(req_ids=["a", "b"], num_tokens_no_spec=[3, 4], token_ids_cpu=[])
     proposer = runner.drafter
-    proposer.pause, proposer.resume = lambda: proposer.pauses, lambda left: came.append(f"{left} left")
-    proposer.propose = lambda new, lengths, tokens: came.append(f"asked of {new}, {lengths}") or proposer.drafts
+    proposer.pause, proposer.resume = lambda: proposer.pauses, lambda left: calls.append(f"{left} left")
+    proposer.propose = lambda new, lengths, tokens: calls.append(f"asked of {new}, {lengths}") or proposer.drafts
     drafts.attach(SimpleNamespace(model_runner=runner))
 
     def step(names: str = "ab", pauses: int = 0, proposed: str = "", **drafted: list[int]) -> list[Any]:
-        came.clear()
+        calls.clear()
         runner._draft_token_ids = runner._draft_token_req_ids = None
         proposer.pauses, proposer.drafts = pauses, [[], [9] if proposed else []]
         scheduled = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 1), scheduled_spec_decode_tokens=drafted)
         runner.execute_model(scheduled)
         runner.sample_tokens(None)
-        return [*came, runner._draft_token_ids, runner._draft_token_req_ids, runner.speculative_config]
+        return [*calls, runner._draft_token_ids, runner._draft_token_req_ids, runner.speculative_config]
 
     return {
         "without drafts": [step(), step(proposed="b")],
@@ -253,7 +259,7 @@ def _warmed() -> dict[str, Any]:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     def sizes(seconds: float = 60.0, requests: Any = (), minds: int = 0, workers: int = 1) -> list[int]:
-        came: list[int] = []
+        sizes_run: list[int] = []
 
         def run(size: int) -> tuple[list[int], None]:
             if size == minds:
@@ -264,11 +270,11 @@ def _warmed() -> dict[str, Any]:
             requests=dict(requests),
             scheduler_config=SimpleNamespace(max_num_batched_tokens=16),
             parallel_config=SimpleNamespace(world_size_across_dp=workers),
-            model=SimpleNamespace(compute_logits=lambda hidden: came.append(len(hidden))),
+            model=SimpleNamespace(compute_logits=lambda hidden: sizes_run.append(len(hidden))),
             _dummy_run=run,
         )
         drafts.warm(SimpleNamespace(model_runner=runner), [2, 3, 16, 24], seconds)
-        return came
+        return sizes_run
 
     return {
         "all": sizes(),
@@ -298,23 +304,23 @@ def _drafts() -> dict[str, Any]:
 
     args = {"model": str(llama.make()), "dtype": "float32", "max_model_len": 512, "block_size": 32}
     config = llm.engine_config(args | drafts.arguments(5, PROPOSER, WORKER))
-    told = RequestSpecDecodeMetrics(num_spec_tokens=5, histogram=[1, 0, 2, 0, 0, 1], num_draft_tokens=15)
+    metrics = RequestSpecDecodeMetrics(num_spec_tokens=5, histogram=[1, 0, 2, 0, 0, 1], num_draft_tokens=15)
     drafts.mend()
     counts = torch.tensor([2, 2, 5], dtype=torch.int32)
     expanded = [
         rejection_sampler.expand_batch_to_tokens(torch.tensor(values), counts, 5, *replaced).tolist()
         for values, replaced in (([0.0, 0.5, 0.7], (0, 1)), ([3, 4, 5], ()))
     ]
-    nothing = torch.zeros((0, 4))
+    empty = torch.zeros((0, 4))
     return {
         "drafts": [drafts.max_draft_tokens(config), drafts.longest(config), config.speculative_config.method],
         "drafts made": type(create_proposer(config)).__name__,
         "undrafted": _undrafted(),
         "warmed": _warmed(),
         "encoded": _encoded(config),
-        "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (told, None)],
+        "verified": [drafts.verified(type("Output", (), {"spec_decode_metrics": one})()) for one in (metrics, None)],
         "expanded": expanded,
-        "no token": rejection_sampler.apply_sampling_constraints(nothing, counts, None) is nothing,
+        "no token": rejection_sampler.apply_sampling_constraints(empty, counts, None) is empty,
     }
 
 
@@ -322,13 +328,13 @@ def _encoded(config: Any) -> list[Any]:
     """Return a text encoded by the shim and by the tokenizer itself, and the error where vLLM has no tokenizer."""
     from transformers import AutoTokenizer
 
-    own = AutoTokenizer.from_pretrained(str(llama.make())).encode("a text", add_special_tokens=False)
-    found = list(drafts.encoder(config)("a text"))
+    expected = AutoTokenizer.from_pretrained(str(llama.make())).encode("a text", add_special_tokens=False)
+    encoded = list(drafts.encoder(config)("a text"))
     config.model_config.skip_tokenizer_init = True
     try:
         drafts.encoder(config)
     except ValueError as none:
-        return [found, own, str(none)]
+        return [encoded, expected, str(none)]
     return []
 
 
@@ -348,47 +354,47 @@ def _when_missing() -> dict[str, Any]:
     from vllm.v1.metrics import loggers
     from vllm.v1.sample import rejection_sampler
 
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     with _without(AsyncLLM, "from_vllm_config"):
-        found["no engine"] = _said(lambda: llm.check_needed("llm"))
+        report["no engine"] = _error_of(lambda: llm.check_needed("llm"))
     with _without(events, "AllBlocksCleared"):
-        found["no events"] = kv_events.lacking()
+        report["no events"] = kv_events.lacking()
     with _without(rejection_sampler, "expand_batch_to_tokens"):
-        found["no drafts"] = drafts.lacking()
+        report["no drafts"] = drafts.lacking()
     with _without(loggers, "StatLoggerBase"):
-        found["no stats"] = [stats.lacking(), stats.kv_use_loggers(print)]
+        report["no stats"] = [stats.lacking(), stats.kv_use_loggers(print)]
     with _without(envs.environment_variables, "VLLM_RPC_BASE_PATH"):
-        found["no variable"] = processes.lacking()
+        report["no variable"] = processes.lacking()
     with _with(RequestQueue, "__abstractmethods__", RequestQueue.__abstractmethods__ | {"swap"}):
-        found["another queue"] = [scheduler.lacking(), _said(lambda: ours.check_names("topology", "llm"))]
-        found["not asked for"] = _said(lambda: ours.check_names("", "llm"))
+        report["another queue"] = [scheduler.lacking(), _error_of(lambda: ours.check_names("topology", "llm"))]
+        report["not asked for"] = _error_of(lambda: ours.check_names("", "llm"))
     with _with(Scheduler, "__init__", lambda self: None):
-        found["another scheduler"] = scheduler.lacking()
-    return found
+        report["another scheduler"] = scheduler.lacking()
+    return report
 
 
 @contextmanager
 def _without(owner: Any, name: str) -> Any:
-    kept = owner[name] if isinstance(owner, dict) else vars(owner)[name]
+    original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
     take, put = (dict.__delitem__, dict.__setitem__) if isinstance(owner, dict) else (delattr, setattr)
     take(owner, name)
     try:
         yield
     finally:
-        put(owner, name, kept)
+        put(owner, name, original)
 
 
 @contextmanager
 def _with(owner: type, name: str, value: Any) -> Any:
-    kept = getattr(owner, name)
+    original = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, kept)
+        setattr(owner, name, original)
 
 
-def _said(check: Any) -> str:
+def _error_of(check: Any) -> str:
     try:
         check()
     except TeolaError as error:

@@ -61,9 +61,9 @@ def payloads(pool: EnginePool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture(scope="module")
 def stock(pool: EnginePool, request: pytest.FixtureRequest) -> Iterator[Library]:
     """Create an index and the models from which engines are made."""
-    made = library(pool, request.module.__name__)
-    with settings(made.llm):
-        yield made
+    stocked_library = library(pool, request.module.__name__)
+    with settings(stocked_library.llm):
+        yield stocked_library
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from llama_index.core.response_synthesizers import TreeSummarize, get_response_s
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
-from support.llamaindex_engines import ENGINES, Library, library, reply, settings, shown
+from support.llamaindex_engines import ENGINES, Library, library, reply, response_parts, settings
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
@@ -62,7 +62,7 @@ def test_all_model_calls_of_a_query_engine_are_prefetched(
         llm.clear()
         answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
         prompts.append(prompts_of(llm))
-    assert shown(answers[1]) == shown(answers[0])
+    assert response_parts(answers[1]) == response_parts(answers[0])
     assert prompts[1] == prompts[0]
     trace = fast.last_trace()
     assert by_hand(trace) == [] and wasted(trace) == []
@@ -115,7 +115,7 @@ def test_partly_known_engine_sends_each_prompt_once(stock: Library, llm: Scripte
     answers, prompts = [], list[Counter[str]]()
     for one in (engine, fast := accelerate(engine)):
         llm.clear()
-        answers.append(shown(one.query(ASKED)))
+        answers.append(response_parts(one.query(ASKED)))
         prompts.append(prompts_of(llm))
     assert answers[0] == answers[1] and prompts[0] == prompts[1] and wasted(fast.last_trace()) == []
 
@@ -139,7 +139,7 @@ def test_retry_source_engine_judges_sources_concurrently(
             with pytest.raises(ValueError, match="response is invalid"):
                 engine.query(ASKED)
         else:
-            answers.append(shown(engine.query(ASKED)))
+            answers.append(response_parts(engine.query(ASKED)))
         prompts.append(prompts_of(llm))
     trace = fast.last_trace()
     assert answers[:1] == answers[1:] and prompts[0] == prompts[1] and wasted(trace) == []
@@ -197,10 +197,10 @@ def test_retrieve_and_synthesize_prefetch_when_called_directly(stock: Library) -
     nodes = [engine.retrieve(QueryBundle(ASKED)) for engine in (plain, fast)]
     assert [(n.node_id, n.score) for n in nodes[0]] == [(n.node_id, n.score) for n in nodes[1]]
     assert by_hand(fast.last_trace()) == []
-    assert shown(plain.synthesize(ASKED, nodes[0])) == shown(fast.synthesize(ASKED, nodes[1]))
+    assert response_parts(plain.synthesize(ASKED, nodes[0])) == response_parts(fast.synthesize(ASKED, nodes[1]))
     assert by_hand(fast.last_trace()) == []
     synthesizer = accelerate(plain._response_synthesizer)
-    assert shown(synthesizer.synthesize(ASKED, nodes[0])) == shown(plain.synthesize(ASKED, nodes[0]))
+    assert response_parts(synthesizer.synthesize(ASKED, nodes[0])) == response_parts(plain.synthesize(ASKED, nodes[0]))
     assert by_hand(synthesizer.last_trace()) == []
 
 
@@ -260,7 +260,7 @@ def test_failing_sub_question_is_left_out_of_the_answer() -> None:
         with settings(stock.llm):
             make = ENGINES["sub-questions"]
             plain, fast = make(stock).query(ASKED), accelerate(make(stock)).query(ASKED)
-    assert shown(plain) == shown(fast)
+    assert response_parts(plain) == response_parts(fast)
     assert sum(n.get_content().startswith("Sub question") for n in fast.source_nodes) == 2
 
 

@@ -30,7 +30,7 @@ from llama_index.core.query_engine import MultiStepQueryEngine, RetrieverQueryEn
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
-from support.llamaindex_engines import ENGINES, Library, reply, shown
+from support.llamaindex_engines import ENGINES, Library, reply, response_parts
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
@@ -91,7 +91,7 @@ def test_copies_of_an_accelerated_engine_are_accelerated(stock: Library) -> None
     fast = accelerate(stock.fused())
     for made in (copy.copy(fast), copy.deepcopy(fast)):
         assert made is not fast and made.original is not fast.original
-        assert shown(made.query(ASKED)) == shown(fast.query(ASKED))
+        assert response_parts(made.query(ASKED)) == response_parts(fast.query(ASKED))
         assert made.last_trace() is not None
 
 
@@ -103,7 +103,9 @@ def test_query_bundle_with_embedding_or_texts_is_supported(stock: Library) -> No
         {"custom_embedding_strs": ["boats"]},
     ):
         plain, fast = stock.rag("accumulate"), accelerate(stock.rag("accumulate"))
-        assert shown(plain.query(QueryBundle(ASKED, **more))) == shown(fast.query(QueryBundle(ASKED, **more)))
+        assert response_parts(plain.query(QueryBundle(ASKED, **more))) == response_parts(
+            fast.query(QueryBundle(ASKED, **more))
+        )
         by_hand = [span.primitive for span in fast.last_trace().spans if ".call#" in span.primitive]
         assert bool(by_hand) is ("embedding" in more)
 
@@ -301,7 +303,7 @@ def test_steps_of_an_unplanned_composite_are_prefetched(stock: Library, llm: Scr
         )
 
     plain, fast = make(), accelerate(make())
-    assert shown(plain.query(ASKED)) == shown(fast.query(ASKED))
+    assert response_parts(plain.query(ASKED)) == response_parts(fast.query(ASKED))
     assert "part1" in ran_ahead(fast)
 
 
@@ -324,7 +326,7 @@ def test_each_retry_of_an_engine_is_prefetched(stock: Library, llm: ScriptedLLM,
         judged.clear()
         answers.append(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
         assert len(judged) > 2
-    assert shown(answers[0]) == shown(answers[1])
+    assert response_parts(answers[0]) == response_parts(answers[1])
     assert {"part1", "part2"} <= ran_ahead(fast)
 
 
@@ -338,7 +340,7 @@ def test_accelerated_engine_nested_in_another_gives_the_same_answer(stock: Libra
         return RouterQueryEngine(LLMSingleSelector.from_defaults(stock.llm), tools, llm=stock.llm)
 
     plain, fast = make(stock.fused()), accelerate(make(accelerate(stock.fused())))
-    assert shown(plain.query(ASKED)) == shown(fast.query(ASKED))
+    assert response_parts(plain.query(ASKED)) == response_parts(fast.query(ASKED))
     assert "part1" in ran_ahead(fast)
 
 
@@ -371,7 +373,7 @@ def test_first_search_is_prefetched_before_a_user_model_call(stock: Library) -> 
     own = MockLLM(max_tokens=5)
     engine = RetrieverQueryEngine.from_args(stock.fusion(llm=own), llm=own)
     fast = accelerate(engine)
-    assert shown(engine.query(ASKED)) == shown(fast.query(ASKED))
+    assert response_parts(engine.query(ASKED)) == response_parts(fast.query(ASKED))
     assert {"retrieve.own.embedding", "retrieve.own.searching"} <= {s.primitive for s in fast.last_trace().spans}
     assert {row.level for row in fast.report().parts} == {"lowered", "joined", "original"}
 
@@ -416,7 +418,7 @@ def test_original_engine_runs_without_a_pool() -> None:
     index = VectorStoreIndex([TextNode(id_="n", text="boats")], embed_model=MockEmbedding(embed_dim=4))
     engine = index.as_query_engine(llm=MockLLM(max_tokens=4))
     fast = accelerate(engine)
-    assert shown(fast.query(ASKED)) == shown(engine.query(ASKED))
+    assert response_parts(fast.query(ASKED)) == response_parts(engine.query(ASKED))
     assert fast.plan() is None and fast.last_trace() is None and "no gain: no part of it" in fast.explain()
 
 
@@ -436,7 +438,7 @@ def test_failing_plan_is_logged_and_the_original_engine_runs(
 
     monkeypatch.setattr(stock.llm.pool, "plan", broken)
     with caplog.at_level(logging.WARNING, logger="teola_plugin"):
-        assert shown(fast.query(ASKED)) == shown(stock.fused().query(ASKED))
+        assert response_parts(fast.query(ASKED)) == response_parts(stock.fused().query(ASKED))
     assert "planning failed" in caplog.text and "ZeroDivisionError" in caplog.text
 
 

@@ -13,7 +13,7 @@ from llama_index.core.query_engine import RouterQueryEngine, SubQuestionQueryEng
 from llama_index.core.query_engine.retry_source_query_engine import RetrySourceQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.selectors import LLMSingleSelector
-from support.llamaindex_engines import Library, library, reply, settings, shown
+from support.llamaindex_engines import Library, library, reply, response_parts, settings
 from support.recording import record
 
 from teola_plugin import accelerate
@@ -66,11 +66,11 @@ ENGINES: dict[str, tuple[Callable[[Library], Any], str, str, str]] = {
 @pytest.mark.parametrize("name", ENGINES)
 def test_requests_of_engines_draft_known_answer_texts(stock: Library, llm: FakeLLM, name: str) -> None:
     make, marked, first, what = ENGINES[name]
-    plain = shown(make(stock).query("what is there"))
+    plain = response_parts(make(stock).query("what is there"))
     fast = accelerate(make(stock))
     assert what in fast.explain(details=True)
     requests = record(llm)
-    assert shown(fast.query("what is there")) == plain
+    assert response_parts(fast.query("what is there")) == plain
     drafts = [
         one.drafts for one in requests if isinstance(one.payload, Generate) and marked in one.payload.prompt.flat()
     ]

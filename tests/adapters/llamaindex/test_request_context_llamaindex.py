@@ -11,7 +11,7 @@ import pytest
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
-from support.llamaindex_engines import ENGINES, Library, library, reply, settings, shown
+from support.llamaindex_engines import ENGINES, Library, library, reply, response_parts, settings
 from support.scripted_llm import ScriptedLLM
 
 from teola_plugin import accelerate
@@ -59,7 +59,7 @@ def test_requests_have_the_tenant_of_with_request_context(kept_library: Library,
     for tenant in ("", "one", "two"):
         keeping.requests.clear()
         one = fast.with_request_context(tenant=tenant) if tenant else fast
-        answers.append(shown(one.query(ASKED)))
+        answers.append(response_parts(one.query(ASKED)))
         assert keeping.requests and {request.tenant for request in keeping.requests} == {tenant}
     assert answers[0] == answers[1] == answers[2]
 

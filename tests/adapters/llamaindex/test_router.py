@@ -17,7 +17,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
-from support.llamaindex_engines import Library, library, settings, shown
+from support.llamaindex_engines import Library, library, response_parts, settings
 from support.reasoning_llm import ObservedStore, ReasoningLLM, calls_of_the_original, spans
 
 from teola_plugin import accelerate
@@ -71,7 +71,7 @@ def outcome(engine: Any, llm: ReasoningLLM, way: str = "query") -> tuple[Any, Co
     """Return the answer or the error, and the prompts."""
     llm.requests.clear()
     try:
-        found = shown(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
+        found = response_parts(engine.query(ASKED) if way == "query" else asyncio.run(engine.aquery(ASKED)))
     except Exception as error:
         found = type(error), str(error)
     return found, Counter(request.prompt.flat() for request in llm.requests)

@@ -16,7 +16,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.selectors import LLMMultiSelector, PydanticMultiSelector, PydanticSingleSelector
 from llama_index.core.selectors.prompts import DEFAULT_SINGLE_PYD_SELECT_PROMPT_TMPL
-from support.llamaindex_engines import Library, chat_mock, library, settings, shown
+from support.llamaindex_engines import Library, chat_mock, library, response_parts, settings
 from support.reasoning_llm import ObservedStore, ReasoningLLM, calls_of_the_original, spans
 
 from teola_plugin import accelerate
@@ -69,7 +69,7 @@ def result_and_prompts(router: Any, llm: ReasoningLLM, way: str) -> tuple[Any, C
     try:
         made = getattr(router, name)(ASKED)
         made = asyncio.run(made) if way == "async" else made
-        made = [(n.score, n.node.get_content()) for n in made] if isinstance(made, list) else shown(made)
+        made = [(n.score, n.node.get_content()) for n in made] if isinstance(made, list) else response_parts(made)
     except Exception as error:
         made = type(error), str(error)
     return made, Counter(request.prompt.flat() for request in llm.requests)

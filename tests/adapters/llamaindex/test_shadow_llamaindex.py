@@ -18,7 +18,7 @@ from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngin
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from support.llamaindex_engines import ENGINES, Library, shown
+from support.llamaindex_engines import ENGINES, Library, response_parts
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.shadow import ShadowReport
@@ -53,7 +53,7 @@ def test_shadow_finds_no_difference_for_any_engine(stock: Library, name: str, wa
     fast = accelerate(ENGINES[name](stock), shadow=1.0)
     value, report = ask(fast, way)
     assert report == ShadowReport(compared=1)
-    assert shown(value) == shown(ENGINES[name](stock).query(ASKED))
+    assert response_parts(value) == response_parts(ENGINES[name](stock).query(ASKED))
 
 
 @pytest.mark.parametrize("way", ["retrieve", "aretrieve"])

@@ -229,7 +229,7 @@ def test_retry_has_the_last_announced_depth() -> None:
 
 def test_repeated_text_of_a_retry_is_delivered_once() -> None:
     async def check() -> None:
-        results, engine = PortReports(), Scripted(says("on", "e two", then=LOST), says("one", " two", " three"))
+        results, engine = PortReports(), Scripted(says("on", "e two", error=LOST), says("one", " two", " three"))
         one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
@@ -251,7 +251,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("again", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
     async def check() -> None:
-        results, engine = PortReports(), Scripted(says("one", " two", then=LOST), again, answers)
+        results, engine = PortReports(), Scripted(says("one", " two", error=LOST), again, answers)
         one, made = port(engine, results), entry("a", stream=True)
         log = PieceLog()
         made.read_into(log)
@@ -275,7 +275,7 @@ def test_retry_with_other_text_fails_if_some_was_read(again: Any) -> None:
 )
 def test_retry_with_other_text_counts_if_none_was_read(again: Any, text: str) -> None:
     async def check() -> None:
-        results, engine = PortReports(), Scripted(says("one", " two", then=LOST), again)
+        results, engine = PortReports(), Scripted(says("one", " two", error=LOST), again)
         one, made = port(engine, results), entry("a")
         one.enqueue([made], event("a"))
         await asyncio.sleep(5)
@@ -289,13 +289,13 @@ def test_sampled_text_is_retried_only_if_none_was_read() -> None:
     async def check() -> None:
         results = PortReports()
         payload = Generate(Prompt(text="x"), Sampling(temperature=1.0))
-        one = port(Scripted(says("one", then=LOST), says("two")), results)
+        one = port(Scripted(says("one", error=LOST), says("two")), results)
         one.enqueue([entry("a", payload)], event("a"))
         read = entry("b", payload, stream=True)
         read.read_into(PieceLog())
         await asyncio.sleep(5)
         assert results.text("a") == "two"
-        other = port(Scripted(says("one", then=LOST), says("two")), results)
+        other = port(Scripted(says("one", error=LOST), says("two")), results)
         other.enqueue([read], event("b"))
         await asyncio.sleep(5)
         assert results.error("b").message == LOST.message

@@ -27,7 +27,7 @@ from llama_index.core.response_synthesizers import (
 )
 from llama_index.core.retrievers import TransformRetriever
 from llama_index.core.schema import TextNode
-from support.llamaindex_engines import ENGINES, Library, shown
+from support.llamaindex_engines import ENGINES, Library, response_parts
 from support.llamaindex_records import OBJECTS, Kind, summary_index
 from support.private_names import touches
 
@@ -226,7 +226,7 @@ def test_object_that_is_not_understood_answers_unchanged(
     stock: Library, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = USED[kind]
-    plain = shown(make(stock).query(ASKED))
+    plain = response_parts(make(stock).query(ASKED))
     ways: list[Callable[[pytest.MonkeyPatch], None]] = [
         lambda patch, field=field, source=source: reads(patch, kind, field, replace(source, name="renamed"))  # type: ignore[misc]
         for field, source in sources(kind).items()
@@ -240,7 +240,7 @@ def test_object_that_is_not_understood_answers_unchanged(
             assert any("'renamed'" in row.reason for row in fast.report().parts if row.level != "lowered"), str(
                 fast.report().parts
             )
-            assert shown(fast.query(ASKED)) == plain
+            assert response_parts(fast.query(ASKED)) == plain
 
 
 def test_engine_without_a_known_synthesizer_is_reported(stock: Library, monkeypatch: pytest.MonkeyPatch) -> None:

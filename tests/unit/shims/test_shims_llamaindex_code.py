@@ -43,7 +43,7 @@ from llama_index.core.types import Thread
 from llama_index.core.vector_stores.types import VectorStoreQueryResult
 from llama_index_instrumentation import DispatcherSpanMixin
 from llama_index_instrumentation.dispatcher import Dispatcher
-from support.llamaindex_engines import CALLS, Library, shown
+from support.llamaindex_engines import CALLS, Library, response_parts
 from support.llamaindex_records import summary_index
 
 import teola_plugin.shims.llamaindex
@@ -171,7 +171,7 @@ def test_query_hooks_run_below_the_public_entries(stock: Library) -> None:
     engine = stock.rag()
     with engine.callback_manager.as_trace("query"):
         below = engines.query_below(engine, QueryBundle(ASKED))
-    assert shown(below) == shown(engine.query(ASKED))
+    assert response_parts(below) == response_parts(engine.query(ASKED))
 
     class Around(engines.QueryHooks):
         def __teola_query__(self, query: QueryBundle, plain: Callable[[Any], Any]) -> Any:
@@ -207,7 +207,7 @@ def test_multi_step_aquery_equals_that_of_the_engine(stock: Library) -> None:
     engine = MultiStepQueryEngine(stock.rag(), HyDEQueryTransform(stock.llm), num_steps=1)
     with engine.callback_manager.as_trace("query"):
         below = asyncio.run(engines.multi_step_aquery(engine, QueryBundle(ASKED)))
-    assert shown(below) == shown(asyncio.run(engine.aquery(ASKED)))
+    assert response_parts(below) == response_parts(asyncio.run(engine.aquery(ASKED)))
 
 
 def test_index_hooks_insert_the_nodes(stock: Library) -> None:
