@@ -62,8 +62,8 @@ class WatchedKit:
         """Forget all calls.
 
         Args:
-            wanted: no call ends before this many are under way, however late a busy machine starts them.
-            lone: the first calls that do not wait, because the others need their answers.
+            calls_together: no call ends before this many are under way, however late a busy machine starts them.
+            calls_alone: the first calls that do not wait, because the others need their answers.
         """
         self.kit.fresh()
         self.starts.clear()
