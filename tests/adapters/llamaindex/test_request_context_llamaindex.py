@@ -26,15 +26,15 @@ ASKED = "what is there"
 
 
 class Keeping(ScriptedLLM):
-    """Keeps the requests, too."""
+    """A scripted LLM that records whole engine requests as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answer = reply
-        self.requests: list[Request] = []
+        self.engine_requests: list[Request] = []
 
     async def execute(self, batch: Sequence[Request]) -> AsyncIterator[Result]:
-        self.requests += batch
+        self.engine_requests += batch
         async for result in super().execute(batch):
             yield result
 
@@ -57,10 +57,10 @@ def test_requests_have_the_tenant_of_with_request_context(kept_library: Library,
     fast = accelerate(ENGINES[name](kept_library))
     answers = []
     for tenant in ("", "one", "two"):
-        keeping.requests.clear()
+        keeping.engine_requests.clear()
         one = fast.with_request_context(tenant=tenant) if tenant else fast
         answers.append(response_parts(one.query(ASKED)))
-        assert keeping.requests and {request.tenant for request in keeping.requests} == {tenant}
+        assert keeping.engine_requests and {request.tenant for request in keeping.engine_requests} == {tenant}
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -70,9 +70,9 @@ def test_subplan_of_a_chat_engine_keeps_tenant_and_app(kept_library: Library, ke
         kept_library.fused("tree_summarize"), llm=kept_library.llm, memory=memory
     )
     fast = accelerate(engine).with_request_context(tenant="one", app="talk")
-    keeping.requests.clear()
+    keeping.engine_requests.clear()
     fast.chat(ASKED)
-    assert {request.tenant for request in keeping.requests} == {"one"} and fast.last_trace().app == "talk"
+    assert {request.tenant for request in keeping.engine_requests} == {"one"} and fast.last_trace().app == "talk"
 
 
 def test_with_request_context_keeps_other_settings_and_the_original_object(kept_library: Library) -> None:
