@@ -396,7 +396,7 @@ async def test_server_is_measured_only_if_declared(
 
 
 @pytest.mark.parametrize(
-    ("options", "own", "paths"),
+    ("options", "is_dedicated", "paths"),
     [
         ({}, False, ["/v1/models"]),
         ({"model": "echo", "check": False}, False, []),
@@ -407,7 +407,7 @@ async def test_server_is_measured_only_if_declared(
     ids=str,
 )
 async def test_extra_requests_go_only_to_declared_dedicated_server(
-    odd: tuple[Odd, str], options: Any, openai_request: bool, paths: list[str]
+    odd: tuple[Odd, str], options: Any, is_dedicated: bool, paths: list[str]
 ) -> None:
     state, url = odd
     state.answers |= {"/tokenize": (200, '{"tokens": [1]}', 0.0), CHAT: (200, ONE_TOKEN, 0.0)}
@@ -418,7 +418,7 @@ async def test_extra_requests_go_only_to_declared_dedicated_server(
         [warmed] = await collect(engine, [warm("its beginning", LONG)])
     finally:
         await engine.stop()
-    assert engine.profile.dedicated is openai_request and isinstance(warmed, Done)
+    assert engine.profile.dedicated is is_dedicated and isinstance(warmed, Done)
     sent = [path for path, _, _ in state.requests if path not in ("/version", "/metrics")]
     assert sent[: len(paths)] == paths
     assert (len(sent) > len(paths)) is engine.profile.prefix_caching, "a prefix goes to a server that keeps it"

@@ -43,23 +43,23 @@ class Reader(Chat):
         return self._answer([*messages[:-1], HumanMessage(self._said(messages))], None, None)
 
 
-def appending(make_input: dict[str, Any]) -> str:
-    make_input["history"].append(HumanMessage("B"))
+def appending(inputs: dict[str, Any]) -> str:
+    inputs["history"].append(HumanMessage("B"))
     return "done"
 
 
-def editing(make_input: dict[str, Any]) -> str:
-    make_input["history"][0].content = "C"
+def editing(inputs: dict[str, Any]) -> str:
+    inputs["history"][0].content = "C"
     return "done"
 
 
-def tagging(make_input: dict[str, Any]) -> str:
-    make_input["history"][0].additional_kwargs["n"] = 1
+def tagging(inputs: dict[str, Any]) -> str:
+    inputs["history"][0].additional_kwargs["n"] = 1
     return "done"
 
 
-def same_but_typed(make_input: dict[str, Any]) -> str:
-    make_input["history"][0].additional_kwargs["flag"] = 1  # was True
+def same_but_typed(inputs: dict[str, Any]) -> str:
+    inputs["history"][0].additional_kwargs["flag"] = 1  # was True
     return "done"
 
 
