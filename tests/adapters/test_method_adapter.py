@@ -307,7 +307,7 @@ def test_prices_count_each_call_once(make: Callable[[Calls], ToyApp], is_async: 
     asyncio.run(fast.aanswer(STATE)) if is_async else fast.answer(STATE)
 
     cost, made = cost_of(fast), sum(calls.prompts.values())
-    assert calls.most > 1
+    assert calls.most_at_once > 1
     assert [(row.model, row.calls, row.input_tokens, row.output_tokens) for row in cost.models] == [
         ("slow", made, 10 * made, made)
     ]
@@ -429,5 +429,5 @@ def test_given_pool_traces_the_query() -> None:
         fast = accelerate(independent(calls), pool=pool)
         fast.answer(STATE)
 
-    assert calls.most == 2
+    assert calls.most_at_once == 2
     assert pool.traces == (fast.last_trace(),)

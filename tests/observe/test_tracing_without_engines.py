@@ -250,5 +250,5 @@ def test_langchain_app_prefetches_as_without_a_pool(make: Any, value: Any, way: 
     original, bare, traced = servers
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert sorted(traced.calls) == sorted(bare.calls) == sorted(original.calls)
-    assert traced.most == bare.most > original.most
+    assert traced.most_at_once == bare.most_at_once > original.most_at_once
     assert ended_traces(pool)
