@@ -126,4 +126,5 @@ def _pool_of(node: Any) -> Any:
     route = route_of(node)
     if route is not None:
         return route.pool
-    return node.__teola_session__.tracing_pool if isinstance(node, Accelerated) else getattr(node, "pool", None)
+    session = node.__teola_session__ if isinstance(node, Accelerated) else None  # a new instance of its class has none
+    return getattr(node, "pool", None) if session is None else session.tracing_pool
