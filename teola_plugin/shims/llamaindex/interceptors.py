@@ -386,6 +386,14 @@ def _keep_original(wrap: Wrap) -> Wrap:
     return wrap_and_remember
 
 
+def _is_provider_method(target: Any, name: str) -> bool:
+    """Return False for a public method of `OpenAI` itself: its provider methods are those that the public ones call.
+
+    The public ones are intercepted for subclasses of the user's, which have them from `OpenAI`.
+    """
+    return name not in _PUBLIC_NAMES or not is_openai(type(target))
+
+
 def _intercept(name: str, *, is_claimable: bool) -> Wrap:
     """Return a wrap that hands calls to the worker of a routed model, and has prefetched ones claimed."""
     streams = name in _STREAMS
@@ -399,7 +407,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes else None
+            scope = _scope(self) if is_claimable and live_scopes and _is_provider_method(self, name) else None
             if scope is None:
                 return body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
@@ -410,7 +418,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes else None
+            scope = _scope(self) if is_claimable and live_scopes and _is_provider_method(self, name) else None
             if scope is None:
                 return await body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
@@ -500,7 +508,7 @@ def _is_claimable(cls: type, name: str) -> bool:
     if name not in (*PUBLIC_METHODS, *STREAMING_METHODS):
         return True
     body = body_of(cls, name)
-    return not is_openai(cls) and hasattr(body, "__code__") and not _delegates(body)
+    return hasattr(body, "__code__") and not _delegates(body)
 
 
 def intercept_methods(cls: type, wraps: Mapping[str, Wrap]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from llama_index.core import Document, PromptTemplate, SummaryIndex, VectorStoreIndex
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SentenceTransformerRerank
+from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.llamaindex_engines import own_loop
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
@@ -97,24 +98,54 @@ def test_explain_names_models_without_an_engine(stub: OpenAIStub) -> None:
         assert not fast.__teola_session__.serving.bound and reason in fast.explain()
 
 
+def accumulate_slowly(index: VectorStoreIndex, llm: OpenAI) -> Any:
+    """Return a query engine whose three calls the stub answers when it is told to."""
+    template = PromptTemplate("slowly: {context_str} {query_str}")
+    return index.as_query_engine(llm=llm, response_mode="accumulate", similarity_top_k=3, text_qa_template=template)
+
+
+def check_three_calls_overlap(stub: OpenAIStub, engine: Any, expected: str) -> None:
+    """Fail unless the server sees all three calls of a query before it answers one, and no other."""
+    stub.requests.clear()
+    stub.go.clear()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(engine.query, "what is a primitive?")
+        try:
+            assert becomes_true(lambda: len(stub.requests) == 3)
+        finally:
+            stub.go.set()
+        assert str(answer.result(20)) == expected and len(stub.requests) == 3
+
+
 def test_calls_of_a_served_llm_overlap_as_without_a_pool(stub: OpenAIStub, index: VectorStoreIndex) -> None:
     """Sync calls of a model that is only carried begin together: the server sees all of them before one is answered."""
-    llm = llm_of(stub)
-    template = PromptTemplate("slowly: {context_str} {query_str}")
-    plain = index.as_query_engine(llm=llm, response_mode="accumulate", similarity_top_k=3, text_qa_template=template)
+    plain = accumulate_slowly(index, llm_of(stub))
     stub.go.set()
-    wanted = str(plain.query("what is a primitive?"))
+    expected = str(plain.query("what is a primitive?"))
     fast = accelerate(plain, engines="auto")
     for engine in (fast, accelerate(plain)):
-        stub.requests.clear()
-        stub.go.clear()
-        with ThreadPoolExecutor(1) as threads:
-            answer = threads.submit(engine.query, "what is a primitive?")
-            assert becomes_true(lambda: len(stub.requests) == 3)
-            stub.go.set()
-            assert str(answer.result(20)) == wanted and len(stub.requests) == 3
+        check_three_calls_overlap(stub, engine, expected)
     trace = fast.last_trace()
     assert trace is not None and len([span for span in trace.spans if span.engine.startswith("llm")]) == 3
+
+
+class UsersOwnLLM(OpenAI):
+    """A subclass of a user's own. Its provider methods are the public methods of `OpenAI`."""
+
+
+def test_calls_overlap_and_are_sent_once_beside_a_subclass_of_the_llm(
+    stub: OpenAIStub, index: VectorStoreIndex
+) -> None:
+    plain = accumulate_slowly(index, llm_of(stub))
+    own = UsersOwnLLM(model="gpt-4o-mini", api_key="none", api_base=stub.base_url, max_retries=0, temperature=0.0)
+    subclass = accumulate_slowly(index, own)
+    stub.go.set()
+    expected = str(plain.query("what is a primitive?"))
+    of_subclass = accelerate(subclass, concurrent=[UsersOwnLLM])
+    assert str(of_subclass.query("what is a primitive?")) == expected
+    check_three_calls_overlap(stub, accelerate(plain), expected)
+    stub.requests.clear()
+    assert str(of_subclass.query("what is a primitive?")) == expected and len(stub.requests) == 3
 
 
 def becomes_true(what: Callable[[], bool]) -> bool:
