@@ -59,6 +59,7 @@ from teola_plugin.shims.llamaindex.interceptors import (
     body_of,
     enable,
     install_routing,
+    is_provider_method,
 )
 from teola_plugin.shims.llamaindex.models import HuggingFaceEmbeddingParts, SentenceTransformerRerankParts
 
@@ -248,7 +249,7 @@ def _unrouted_body(target: Any, method: str, original: Body) -> Body:
         body = rules.prompt_cache.wrap(target, original) or original
     if rules.usage is None or not isinstance(target, LLM) or isinstance(target, PoolBacked) or method in TOOL_METHODS:
         return body
-    return observed_by(rules.usage, body)
+    return observed_by(rules.usage, body) if is_provider_method(target, method) else body
 
 
 ROUTER = ModelRouter()

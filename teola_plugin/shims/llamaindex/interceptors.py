@@ -360,7 +360,9 @@ def routed_body(target: Any, method: str, original: Body) -> Body:
     counts them.
     """
     body = _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
-    return observed(body) if observers and isinstance(target, LLM) and method not in TOOL_METHODS else body
+    is_llm_call = isinstance(target, LLM) and method not in TOOL_METHODS
+    makes_call = body is not original or is_provider_method(target, method)
+    return observed(body) if observers and is_llm_call and makes_call else body
 
 
 def intercept_models() -> None:
@@ -386,7 +388,7 @@ def _keep_original(wrap: Wrap) -> Wrap:
     return wrap_and_remember
 
 
-def _is_provider_method(target: Any, name: str) -> bool:
+def is_provider_method(target: Any, name: str) -> bool:
     """Return False for a public method of `OpenAI` itself: its provider methods are those that the public ones call.
 
     The public ones are intercepted for subclasses of the user's, which have them from `OpenAI`.
@@ -407,7 +409,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes and _is_provider_method(self, name) else None
+            scope = _scope(self) if is_claimable and live_scopes and is_provider_method(self, name) else None
             if scope is None:
                 return body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
@@ -418,7 +420,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes and _is_provider_method(self, name) else None
+            scope = _scope(self) if is_claimable and live_scopes and is_provider_method(self, name) else None
             if scope is None:
                 return await body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)

@@ -11,6 +11,7 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.embeddings.openai import OpenAIEmbedding
+from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
@@ -21,7 +22,7 @@ from teola_plugin.engines.openai import OpenAIServer, RerankingServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError
 from teola_plugin.pool import EnginePool
-from teola_plugin.shims.llamaindex import models
+from teola_plugin.shims.llamaindex import interceptors, models
 from teola_plugin.shims.llamaindex.records import Parts
 from teola_plugin.shims.openai import cohere_server
 
@@ -159,3 +160,13 @@ def test_created_models_share_the_client_that_a_model_makes_later() -> None:
     created.drop_clients()
     assert equal_model._client is None
     assert llm._client is client
+
+
+def test_is_provider_method_excludes_public_methods_of_openai_itself() -> None:
+    class UsersOwn(OpenAI):
+        pass
+
+    llm, own = OpenAI(model="gpt-4o-mini", api_key="none"), UsersOwn(model="gpt-4o-mini", api_key="none")
+
+    assert not interceptors.is_provider_method(llm, "chat") and interceptors.is_provider_method(llm, "_chat")
+    assert interceptors.is_provider_method(own, "chat")
