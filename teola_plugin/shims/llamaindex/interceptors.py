@@ -241,6 +241,26 @@ def embedding_method(kind: type[BaseEmbedding]) -> str:
 # ------------------------------------------------------------ calls
 
 
+_SETTING_TYPES = frozenset((str, int, float, bool, dict, list))
+
+
+def _settings_hash(target: Any) -> int:
+    """Return a hash of the plain values of a model's settings, such as its temperature, which code may set.
+
+    Fields of a user's subclass do not count: a model that counts its calls stays the same model.
+    """
+    kind: Any = type(target)
+    values = [getattr(target, "__dict__", {}).get(name) for name in _setting_names(kind)]
+    return hash(freeze([value for value in values if type(value) in _SETTING_TYPES]))
+
+
+@lru_cache(maxsize=1024)
+def _setting_names(cls: Any) -> tuple[str, ...]:
+    """Return the names of the fields that LlamaIndex's own classes among the bases of `cls` declare."""
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("llama_index.")]
+    return tuple(dict.fromkeys(name for base in bases for name in getattr(base, "model_fields", ())))
+
+
 class LlamaIndexInvocation:
     """One entry into a provider method; see `Invocation`."""
 
@@ -344,8 +364,9 @@ _router: list[Router] = []
 """Set by `enable`: who does the work of routed models."""
 
 
-def _scope(target: Any) -> ProviderScope | None:
-    return _find_scope[0](target) if interceptors.is_installed else None
+def _scope(target: Any, method: str) -> ProviderScope | None:
+    is_claimable = interceptors.is_installed and is_provider_method(target, method)
+    return _find_scope[0](target) if is_claimable else None
 
 
 def worker_of(target: Any) -> Any:
@@ -360,9 +381,9 @@ def routed_body(target: Any, method: str, original: Body) -> Body:
     counts them.
     """
     body = _router[0].body_of(target, method, original) if _router and interceptors.is_installed else original
-    is_llm_call = isinstance(target, LLM) and method not in TOOL_METHODS
-    makes_call = body is not original or is_provider_method(target, method)
-    return observed(body) if observers and is_llm_call and makes_call else body
+    if not observers or not isinstance(target, LLM) or method in TOOL_METHODS:
+        return body
+    return observed(body) if body is not original or is_provider_method(target, method) else body
 
 
 def intercept_models() -> None:
@@ -409,7 +430,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes and is_provider_method(self, name) else None
+            scope = _scope(self, name) if is_claimable and live_scopes else None
             if scope is None:
                 return body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
@@ -420,7 +441,7 @@ def _intercept(name: str, *, is_claimable: bool) -> Wrap:
             """Claim the result of a prefetched call in the running query, or make the call, by a worker if there is
             one."""
             body = routed_body(self, name, original)
-            scope = _scope(self) if is_claimable and live_scopes and is_provider_method(self, name) else None
+            scope = _scope(self, name) if is_claimable and live_scopes else None
             if scope is None:
                 return await body(self, *args, **kwargs)
             invocation = LlamaIndexInvocation(self, name, body, args, kwargs)
@@ -540,23 +561,3 @@ def uninstall() -> None:
 
 
 hide_from_stack_levels(globals())
-
-
-_SETTING_TYPES = frozenset((str, int, float, bool, dict, list))
-
-
-def _settings_hash(target: Any) -> int:
-    """Return a hash of the plain values of a model's settings, such as its temperature, which code may set.
-
-    Fields of a user's subclass do not count: a model that counts its calls stays the same model.
-    """
-    kind: Any = type(target)
-    values = [getattr(target, "__dict__", {}).get(name) for name in _setting_names(kind)]
-    return hash(freeze([value for value in values if type(value) in _SETTING_TYPES]))
-
-
-@lru_cache(maxsize=1024)
-def _setting_names(cls: Any) -> tuple[str, ...]:
-    """Return the names of the fields that LlamaIndex's own classes among the bases of `cls` declare."""
-    bases = [base for base in cls.__mro__ if base.__module__.startswith("llama_index.")]
-    return tuple(dict.fromkeys(name for base in bases for name in getattr(base, "model_fields", ())))
