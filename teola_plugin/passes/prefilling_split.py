@@ -100,7 +100,11 @@ class _Estimates:
         """Mask of the primitives on each engine."""
         self._busy: dict[str, dict[str, float]] = {}
         self.unmeasured = 0
+        self._free = 0
+        """Mask of the primitives that take no time: what waits for them waits for their parents."""
         for p in graph:
+            if p.kind is _K.CALL:
+                self._free |= graph.bits[p.id]
             if p.on_engine:
                 bit = graph.bits[p.id]
                 self.engines[p.engine] = self.engines.get(p.engine, 0) | bit
@@ -123,13 +127,13 @@ class _Estimates:
         return busy
 
     def ancestors(self, p: Primitive, start: int, end: int) -> int:
-        """Return the mask of the primitives that parts `start` to `end` of the prompt wait for."""
+        """Return the mask of the primitives that parts `start` to `end` of the prompt wait for, without pure code."""
         variables = {part.variable for part in p.prompt[start:end]}
         mask = 0
         for key, ref in p.inputs:
             if key in variables and not ref.external:
                 mask |= self.graph.ancestor_masks[ref.producer] | self.graph.bits[ref.producer]
-        return mask
+        return mask & ~self._free
 
 
 def _is_splittable(p: Primitive, context: PassContext) -> bool:

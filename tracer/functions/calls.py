@@ -54,6 +54,7 @@ from teola_plugin.tracer.functions.symbols import (
     Symbol,
     Unknown,
     is_constant,
+    is_known_in_parts,
     known_value,
     merge_inputs,
     word_set,
@@ -408,7 +409,7 @@ def call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: An
     may change its arguments.
     """
     if type(value) is FunctionType:
-        if (result := _read_needed_fields(interpreter, value, arguments)) is not None:
+        if (result := _interpret_pure_function(interpreter, value, arguments)) is not None:
             return result
         call = _call_pure(interpreter, func, arguments)
         if isinstance(call, Expression):
@@ -429,15 +430,15 @@ def call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: An
     return UNKNOWN_VALUE
 
 
-def _read_needed_fields(interpreter: FunctionInterpreter, func: FunctionType, arguments: Arguments) -> Symbol | None:
-    """Return what a pure function makes of a record whose values come one by one, such as the state of a graph.
+def _interpret_pure_function(interpreter: FunctionInterpreter, func: FunctionType, arguments: Arguments) -> Symbol | None:
+    """Return what a pure function makes of values that come one by one: the state of a graph, parts of a list.
 
-    Computed as a whole, it would wait for all of them, also for those that it does not read. Return None if no
-    argument is such a record, or if not all of the function is understood.
+    Computed as a whole, it would wait for all of them, also for those that it does not read, and the beginning of a
+    text that it makes would be known no earlier than the end. Return None if no argument is such a record or list, or
+    if not all of the function is understood.
     """
     symbols = arguments.symbols if arguments.complete else None
-    all_fields = [item for item in arguments.all_items() if isinstance(item, Fields)]
-    if symbols is None or not any(fields.base is None and len(fields.items) > 1 for fields in all_fields):
+    if symbols is None or not any(map(_is_known_one_by_one, arguments.all_items())):
         return None
     if cached_purity(func) is not None:  # else no expression can hold a call of it
         trial = interpreter.fork(set(interpreter.draft.names))
@@ -446,3 +447,10 @@ def _read_needed_fields(interpreter: FunctionInterpreter, func: FunctionType, ar
         if not is_understood or trial.is_incomplete or trial.runs_user_code:
             return None
     return interpreter.call_function(func, symbols, arguments.keywords)
+
+
+def _is_known_one_by_one(item: Item) -> bool:
+    """Return True for a record of several values, and for a list whose beginning may be known before its end."""
+    if isinstance(item, Fields):
+        return item.base is None and len(item.items) > 1
+    return is_known_in_parts(item)

@@ -132,6 +132,14 @@ def test_prefix_with_its_own_dependency_is_split_only_if_measured() -> None:
     assert partials(SPLIT.run(graph, CONTEXT)) == [1], "measured, one is known to be ready before the other"
 
 
+def test_prefix_that_pure_code_makes_of_the_input_is_split() -> None:
+    """Such code takes no time, so the prefix waits for no more than the input."""
+    joined = call("joined", "$input")
+    p = Primitive("p", K.PREFILLING, "llm", named(a=Ref("joined"), hits=Ref("search")), prompt=(V("a", 99), V("hits")))
+    graph = Graph([EMBED, SEARCH, joined, p], Ref("p"))
+    assert partials(SPLIT.run(graph, UNMEASURED)) == [1]
+
+
 def test_second_run_of_the_pass_changes_nothing() -> None:
     graph = graph_of(LITERAL, V("question"), V("context"), question=QUESTION, context=Ref("search"))
     once = SPLIT.run(graph, CONTEXT)

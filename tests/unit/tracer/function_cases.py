@@ -218,8 +218,14 @@ def partly_known_prompt_cases(resources: Resources) -> dict[str, Case]:
         answer = chain.invoke({"context": context, "question": f"{words}? {more_words}"})
         return {"answer": answer}
 
+    def joined_by_helper(state: Any) -> Any:
+        retrieved = resources.retriever.invoke(state["question"])
+        context = formatted([*state["documents"], *retrieved])
+        return {"answer": chain.invoke({"context": context, "question": state["question"]})}
+
     return {
         "found_elsewhere": Case(found_elsewhere, 0, 1, prefilled=1),
+        "joined_by_helper": Case(joined_by_helper, 3, 3),
         "lines_then_own": Case(lines_then_own, 0, 1, prefilled=1),
         "all_in_pieces": Case(all_in_pieces, 3, 3),
     }
