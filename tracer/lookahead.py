@@ -29,14 +29,19 @@ def lookahead_of_choice(drafts: Sequence[Draft], certain: bool) -> list[Componen
     return [as_lookahead(c, certain=certain) for c in useful]
 
 
-def lookahead_of_arms(arms: Sequence[Draft], unknown: Callable[[], Ref], preceding: Draft) -> list[Component]:
+def lookahead_of_arms(
+    arms: Sequence[Draft], unknown: Callable[[], Ref], preceding: Draft, *, only_prompts: bool = False
+) -> list[Component]:
     """Return the components of a graph's next nodes that may start before one of them is chosen.
 
     Of the prompts that are not answered early, the beginning is prefilled as far as it is known. `unknown` adds a
     component for what is not known before the choice; `preceding` is the draft of what runs before it. What waits for
     the engines of `preceding` is known little earlier than the choice, which mostly waits for them, too: an arm that
-    waits for nothing goes before it.
+    waits for nothing goes before it. With `only_prompts`, nothing but the beginnings of prompts is sent to engines.
     """
+    if only_prompts:
+        parts = [_prefetchable_part_of_arm(arm, set(), unknown, only_prompts=True) for arm in arms]
+        return [as_lookahead(c, certain=False) for part in parts for c in part]
     generating = [_prefetchable_generations(arm, set()) for arm in arms]
     if sum(map(bool, generating)) > 1:
         late = _names_behind_engines(preceding)
@@ -110,13 +115,19 @@ def _prefetchable_generations(arm: Draft, late: Iterable[str]) -> set[str]:
     return {c.name for c in _prefetchable_components(arm, late) if _generates(c)}
 
 
-def _prefetchable_part_of_arm(arm: Draft, generating: set[str], unknown: Callable[[], Ref]) -> list[Component]:
-    """Return the components of an arm that start early; an LLM may write for those that `generating` names."""
+def _prefetchable_part_of_arm(
+    arm: Draft, generating: set[str], unknown: Callable[[], Ref], *, only_prompts: bool = False
+) -> list[Component]:
+    """Return the components of an arm that start early; an LLM may write for those that `generating` names.
+
+    With `only_prompts`, no other component uses an engine.
+    """
     skipped: set[str] = set()
     components: list[Component] = []
     for c in arm.components.values():
         late = skipped & set(_producers(c))
-        if _is_never_prefetched(c) or late or (_generates(c) and c.name not in generating):
+        is_excluded = _generates(c) and c.name not in generating
+        if _is_never_prefetched(c) or late or is_excluded or (only_prompts and _uses_engine(c)):
             skipped.add(c.name)
             if c.role is Role.GENERATION and _is_beginning_known(c, late):
                 components.append(_as_prefilling(c, late, unknown()))

@@ -430,7 +430,9 @@ def call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: An
     return UNKNOWN_VALUE
 
 
-def _interpret_pure_function(interpreter: FunctionInterpreter, func: FunctionType, arguments: Arguments) -> Symbol | None:
+def _interpret_pure_function(
+    interpreter: FunctionInterpreter, func: FunctionType, arguments: Arguments
+) -> Symbol | None:
     """Return what a pure function makes of values that come one by one: the state of a graph, parts of a list.
 
     Computed as a whole, it would wait for all of them, also for those that it does not read, and the beginning of a

@@ -54,17 +54,20 @@ from teola_plugin.tracer.langgraph.shape import (
     may_interrupt,
     shape_of,
 )
-from teola_plugin.tracer.langgraph.updates import EMPTY_NODE, LoweredNode, are_requests, updated_value
+from teola_plugin.tracer.langgraph.updates import (
+    EMPTY_NODE,
+    MAX_DEPTH,
+    LoweredNode,
+    SymbolicState,
+    are_requests,
+    updated_value,
+)
 from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value
 
 ARGUMENT = "argument"
 """Key of a template's input: what was sent to the node alone (`Send`)."""
-MAX_DEPTH = 6
-"""Length of the longest path of nodes that is traced after a choice that is not known yet, or round a loop."""
-MAX_CERTAIN_DEPTH = 24
-"""Length of the longest path of nodes, one after the other, that is traced."""
 MAX_GRAPH_DEPTH = 3
 """Graphs inside each other whose nodes are read."""
 CALLED_GRAPH = "its nodes are read where it is called"
@@ -226,7 +229,7 @@ def _lower_graph(
     edges = back_edges(shape), accompanied_nodes(shape)
     tracer = _LookaheadTracer(shape, *edges, None, find_leaves, is_async, draft.names, **options)
     draft.nodes.append(row)
-    end = tracer.trace_inside(draft, _SymbolicState(values))
+    end = tracer.trace_inside(draft, SymbolicState(values))
     updates = None if end is None else {name: end.values.get(name, UNKNOWN_VALUE) for name in shape.outputs}
     return LoweredNode(
         Span(tracer.heads, tracer.tails),
@@ -267,28 +270,6 @@ def _add_unknown(draft: Draft) -> Ref:
 # ------------------------------------------------------------ the nodes after it
 
 
-@dataclass(frozen=True, slots=True)
-class _SymbolicState:
-    """The state of the graph between two nodes: symbols of the channels' values."""
-
-    values: Mapping[str, Symbol]
-    is_late: bool = False
-    """True if code that may take long runs before the state is there."""
-    is_chosen: bool = False
-    """True if a conditional edge on the way here may lead elsewhere."""
-
-    @property
-    def max_depth(self) -> int:
-        """The length of the longest path of nodes that is traced to this state."""
-        return MAX_DEPTH if self.is_chosen else MAX_CERTAIN_DEPTH
-
-    def read(self, names: Iterable[str] | None) -> Symbol:
-        """Return the input of a node that reads these channels, or the whole state."""
-        if names is None:
-            return self.values.get(ROOT, UNKNOWN_VALUE)
-        return Fields({name: self.values.get(name, UNKNOWN_VALUE) for name in names}, attributes=True)
-
-
 @dataclass(slots=True)
 class _LookaheadTracer:
     """A walk along the edges of a graph."""
@@ -320,10 +301,10 @@ class _LookaheadTracer:
     """True if a certain node may interrupt the graph."""
     changes_objects: bool = False
     """True if a certain node changes attributes or items of objects."""
-    ends: list[_SymbolicState] = field(default_factory=list)
+    ends: list[SymbolicState] = field(default_factory=list)
     """The state at the certain end of the graph, if that was reached."""
 
-    def trace_inside(self, draft: Draft, state: _SymbolicState) -> _SymbolicState | None:
+    def trace_inside(self, draft: Draft, state: SymbolicState) -> SymbolicState | None:
         """Add all that a call of the graph with this state is certain to ask for. Return the state at its end."""
         first_nodes = self.shape.first_nodes
         if START in first_nodes:
@@ -336,7 +317,7 @@ class _LookaheadTracer:
     def trace(self, start: NodeShape, pushed: bool) -> TraceResult:
         """Return the template of what a task of this node, and the nodes after it, will ask engines for."""
         draft = Draft(names=self.names)
-        state = _SymbolicState({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.update_rules})
+        state = SymbolicState({name: Ref(INPUT).at(STATE).at(name) for name in self.shape.update_rules})
         argument = Ref(INPUT).at(ARGUMENT) if pushed else state.read(start.reads)
         runs_alone = start.name not in self.accompanied
         self._add_node(draft, start, argument, state, (), pushed=pushed, runs_alone=runs_alone)
@@ -347,7 +328,7 @@ class _LookaheadTracer:
         draft: Draft,
         node: NodeShape,
         argument: Symbol,
-        state: _SymbolicState,
+        state: SymbolicState,
         path: tuple[str, ...],
         *,
         previous: Span = EMPTY_SPAN,
@@ -371,9 +352,11 @@ class _LookaheadTracer:
                 _mark_slow(draft)
         _add_order(draft, previous, lowered.span)
         span = lowered.span if lowered.span.heads else previous
-        if node.pauses or lowered.is_barrier or pushed:
-            return
         next_path, names = (*path, node.name), tuple(dict.fromkeys((*node.successors, *lowered.goto)))
+        if node.pauses or lowered.is_barrier or pushed:
+            if runs_alone and not (lowered.changes_objects or pushed or self.depth):
+                self._add_arms(draft, names, next_state, next_path, runs_alone=True, only_prompts=True)
+            return
         if not runs_alone:
             if len(names) == 1 and not node.branches and not self.shape.is_entered_from_others(names[0], node):
                 own_state = self._without_foreign_channels(next_state, next_path)
@@ -426,7 +409,7 @@ class _LookaheadTracer:
 
         return find
 
-    def _without_foreign_channels(self, state: _SymbolicState, path: tuple[str, ...]) -> _SymbolicState | None:
+    def _without_foreign_channels(self, state: SymbolicState, path: tuple[str, ...]) -> SymbolicState | None:
         """Return the state without the channels that nodes may write which run beside those on the path.
 
         Return None if one of these nodes is a barrier.
@@ -447,7 +430,7 @@ class _LookaheadTracer:
         draft: Draft,
         span: Span,
         name: str,
-        state: _SymbolicState,
+        state: SymbolicState,
         path: tuple[str, ...],
         *,
         allow_repeat: bool = False,
@@ -470,7 +453,7 @@ class _LookaheadTracer:
         span: Span,
         node: NodeShape,
         branch: Branch,
-        state: _SymbolicState,
+        state: SymbolicState,
         path: tuple[str, ...],
         *,
         runs_alone: bool,
@@ -503,21 +486,29 @@ class _LookaheadTracer:
         self._add_arms(draft, arms, state, path, runs_alone=runs_alone)
 
     def _add_arms(
-        self, draft: Draft, names: Iterable[str], state: _SymbolicState, path: tuple[str, ...], *, runs_alone: bool
+        self,
+        draft: Draft,
+        names: Iterable[str],
+        state: SymbolicState,
+        path: tuple[str, ...],
+        *,
+        runs_alone: bool,
+        only_prompts: bool = False,
     ) -> None:
-        """Add what may start early of the nodes that may be chosen."""
+        """Add what may start early of the nodes that may come next: with `only_prompts`, the beginnings of prompts."""
         arms = [node for name in names if (node := self._successor(name, path)) is not None]
         arm_drafts = [draft.new_body() for _ in arms]
         state = replace(state, is_chosen=True)
         for arm, arm_draft in zip(arms, arm_drafts, strict=True):
             self._add_node(arm_draft, arm, state.read(arm.reads), state, path, runs_alone=runs_alone)
-        for component in lookahead_of_arms(arm_drafts, partial(_add_unknown, draft), draft):
+        unknown = partial(_add_unknown, draft)
+        for component in lookahead_of_arms(arm_drafts, unknown, draft, only_prompts=only_prompts):
             draft.add(component)
         for arm_draft in arm_drafts:
             draft.adopt_calls(arm_draft)
 
     def _add_sent_tasks(
-        self, draft: Draft, span: Span, send: InstancePerItem, state: _SymbolicState, path: tuple[str, ...]
+        self, draft: Draft, span: Span, send: InstancePerItem, state: SymbolicState, path: tuple[str, ...]
     ) -> None:
         """Add a MAP of what the node asks for, with one task for each item, and then what comes after all tasks."""
         target = known_value(send.instance.fields.get("node", UNKNOWN_VALUE))[1]
@@ -556,13 +547,13 @@ class _LookaheadTracer:
                 values[key] = updated_value("append", old, flatten_field(tasks, key))
         if lowered.updates is not None and not (node.pauses or lowered.is_barrier):
             for name in node.successors:
-                self._add_successor(draft, span, name, _SymbolicState(values), (*path, node.name))
+                self._add_successor(draft, span, name, SymbolicState(values), (*path, node.name))
 
-    def _state_after(self, state: _SymbolicState, lowered: LoweredNode, *, runs_alone: bool) -> _SymbolicState:
+    def _state_after(self, state: SymbolicState, lowered: LoweredNode, *, runs_alone: bool) -> SymbolicState:
         """Return the state after a node. Unless it runs alone, others may update the same channels."""
         is_late = state.is_late or lowered.is_opaque
         if lowered.updates is None:
-            return _SymbolicState({}, is_late, state.is_chosen)
+            return SymbolicState({}, is_late, state.is_chosen)
         values = {
             name: UNKNOWN_VALUE if lowered.mutations.has_inside(value) else value
             for name, value in state.values.items()
@@ -576,7 +567,7 @@ class _LookaheadTracer:
             if rule is not None:
                 old = values.get(name, UNKNOWN_VALUE)
                 values[name] = updated_value(rule, old, new) if runs_alone else UNKNOWN_VALUE
-        return _SymbolicState(values, is_late, state.is_chosen)
+        return SymbolicState(values, is_late, state.is_chosen)
 
 
 def _add_order(draft: Draft, first: Span, second: Span) -> None:

@@ -27,7 +27,12 @@ from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import items_of
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.symbols import Expression, Item
-from teola_plugin.tracer.langgraph.shape import UpdateRule
+from teola_plugin.tracer.langgraph.shape import ROOT, UpdateRule
+
+MAX_DEPTH = 6
+"""Length of the longest path of nodes that is traced after a choice that is not known yet, or round a loop."""
+MAX_CERTAIN_DEPTH = 24
+"""Length of the longest path of nodes, one after the other, that is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,33 @@ class LoweredNode:
 
     @property
     def is_barrier(self) -> bool:
-        """True if nothing behind it can be prefetched."""
+        """True if no call behind it can be prefetched."""
         return self.pauses or self.changes_objects
 
 
 EMPTY_NODE = LoweredNode()
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicState:
+    """The state of the graph between two nodes: symbols of the channels' values."""
+
+    values: Mapping[str, Symbol]
+    is_late: bool = False
+    """True if code that may take long runs before the state is there."""
+    is_chosen: bool = False
+    """True if a conditional edge on the way here may lead elsewhere."""
+
+    @property
+    def max_depth(self) -> int:
+        """The length of the longest path of nodes that is traced to this state."""
+        return MAX_DEPTH if self.is_chosen else MAX_CERTAIN_DEPTH
+
+    def read(self, names: Iterable[str] | None) -> Symbol:
+        """Return the input of a node that reads these channels, or the whole state."""
+        if names is None:
+            return self.values.get(ROOT, UNKNOWN_VALUE)
+        return Fields({name: self.values.get(name, UNKNOWN_VALUE) for name in names}, attributes=True)
 
 
 def updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:

@@ -22,8 +22,13 @@ from typing_extensions import TypedDict
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.engines.fake import FakeEmbedder, FakeLLM
+from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.langchain import ChatTeola
+from teola_plugin.requests.payloads import Generate
+from tests.support.recording import record
+
+RULES = "Answer as briefly as you can, in plain words, and say what you do not know. " * 12
 
 
 class State(TypedDict, total=False):
@@ -36,6 +41,12 @@ class State(TypedDict, total=False):
 def pool() -> Iterator[EnginePool]:
     with EnginePool.local(engines=[FakeLLM(), FakeEmbedder()]) as made:
         yield made
+
+
+@pytest.fixture
+def slow_llm() -> FakeLLM:
+    """Return an engine slow enough that a warm-up is sent while it answers, even on a busy machine."""
+    return FakeLLM("llm", scaled(rtx3090(), 2.0)["llm"])
 
 
 def chains(pool: EnginePool) -> Any:
@@ -97,6 +108,31 @@ def test_interrupted_call_and_its_resume_are_two_queries(pool: EnginePool) -> No
     second = fast.last_trace()
     assert first.query_id != second.query_id
     assert len(first.spans) == len(second.spans) == 1, "each execution of the node made its own call"
+
+
+def test_prompt_behind_an_interrupt_is_only_prefilled(slow_llm: FakeLLM) -> None:
+    """Its known beginning waits in the engine's cache for the human; nothing is generated, which might be lost."""
+    with EnginePool.local(llm=slow_llm) as pool:
+        llm = ChatTeola(pool=pool, max_tokens=8)
+
+        def write(state: State) -> State:
+            return {"first": llm.invoke(f"Write about {state['question']}").text}
+
+        def review(state: State) -> State:
+            return {"second": interrupt(state["first"])}
+
+        def revise(state: State) -> State:
+            return {"first": llm.invoke(f"{RULES} {state['question']} {state['second']}").text}
+
+        graph = StateGraph(State).add_sequence([write, review, revise]).add_edge(START, "write")
+        fast, config = accelerate(graph.compile(InMemorySaver())), {"configurable": {"thread_id": "1"}}
+        requests = record(slow_llm)
+        assert "__interrupt__" in fast.invoke({"question": "x"}, config)
+        prefixes = [one.payload.prompt.known_prefix() for one in requests if not isinstance(one.payload, Generate)]
+        assert any(RULES in prefix for prefix in prefixes)
+        fast.invoke(Command(resume="shorter"), config)
+        prompts = [one.payload.prompt.flat() for one in requests if isinstance(one.payload, Generate)]
+        assert [prompt.count("shorter") for prompt in prompts] == [0, 1]
 
 
 def test_copies_of_an_accelerated_graph_keep_its_options(pool: EnginePool) -> None:
