@@ -546,6 +546,8 @@ class MethodQuery:
             self._scopes.append((key, scope))
         may_run = invocation.is_async or key in self._plan.on_threads
         scope.may_make = may_run and key in self._plan.prefetched and not is_repeated
+        if scope.may_make:
+            scope.expect(invocation)
         if scope.is_dropped:
             result.set_result(Outcome(error=asyncio.CancelledError()))
         elif not scope.may_make:

@@ -465,8 +465,12 @@ class QueryPrefetcher:
             is_prefetched = (
                 key in self._plan.prefetched - self._plan.useless and type(site.target) not in _nested_events
             )
-            # Equal calls are made one after the other, as the original makes them.
-            scope.may_make = is_prefetched and not (invocation.kind == "GENERATION" and self._has_call(invocation))
+            scope.may_make = is_prefetched
+            if is_prefetched and invocation.kind == "GENERATION":
+                # Equal calls are made one after the other, as the original makes them.
+                scope.may_make = not self._table.has_call(invocation.key())
+                if scope.may_make:
+                    scope.expect(invocation)
             if scope.may_make and not invocation.is_async:
                 self._waiting.append((invocation, scope, result))
         if scope.may_make and invocation.is_async and self._loop is not None:
@@ -477,9 +481,6 @@ class QueryPrefetcher:
         else:
             self._await(invocation, scope, result)
         return result
-
-    def _has_call(self, invocation: LlamaIndexInvocation) -> bool:
-        return self._table.has_call(invocation.key())
 
     def _start(self) -> None:
         """Start threads for the waiting calls, up to `MAX_THREADS` for one query."""

@@ -66,7 +66,7 @@ class CallProgress(Enum):
     """The stages of a call."""
 
     EXPECTED = "expected"
-    """The planner wants the call, and only the original may make it."""
+    """The planner wants the call, which nobody has begun."""
     RUNNING = "running"
     ENDED = "ended"
     NOT_SHARED = "not shared"

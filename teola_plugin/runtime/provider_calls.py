@@ -112,12 +112,10 @@ class ProviderCallTable:
                 return offered, False
         if new and call.report is not None and self._run is not None:
             self._run.waits.add_provider_call(call.report)
-        is_maker = may_make and call.begin()
-        if call.report is not None:
-            call.report.used |= caller is Caller.ORIGINAL
-            if is_maker:
-                call.report.began = self._now()
+        is_maker = may_make and self.begin_call(call)
         if caller is Caller.ORIGINAL:
+            if call.report is not None:
+                call.report.used = True
             self.original_calls += 1
             call.claims.last_claim = self.original_calls
             self._on_call(invocation.target, is_maker)
@@ -126,6 +124,13 @@ class ProviderCallTable:
         elif graph is not OWN_GRAPH:
             call.claims.add_graph(graph, lookahead=graph.lookahead, is_new=bool(new))
         return call, is_maker
+
+    def begin_call(self, call: ProviderCall) -> bool:
+        """Begin a call that is expected, and note when. Return False if somebody else has begun it."""
+        is_begun = call.begin()
+        if is_begun and call.report is not None:
+            call.report.began = self._now()
+        return is_begun
 
     def has_call(self, key: Hashable) -> bool:
         """Return True if a call with this key was made, or is expected, and can be shared."""
@@ -203,7 +208,7 @@ class CallScope:
     key_of: Callable[[Invocation], Hashable] = methodcaller("key")
     """Returns the request key of a call."""
     expected: ProviderCall | None = None
-    """The call that a prefetch which was parked for it gets now."""
+    """The call that a prefetch entered with `expect`, or was parked for."""
     on_change: Callable[[], object] | None = bool
     """Called once, when the method of a prefetched call was seen to change what it was called with; None after that."""
     shares_errors: bool = True
@@ -216,6 +221,11 @@ class CallScope:
     """Those that the prefetch made."""
     adopted: list[CallScope] = field(default_factory=list)
     """Prefetches that began inside this one."""
+
+    def expect(self, invocation: Invocation) -> None:
+        """Enter a prefetch's call in the table before a thread or a loop begins it, so that `has_call` knows it."""
+        key = self.key_of(invocation)
+        self.expected, _ = self.table.join(key, self.caller, invocation, may_make=False, graph=self.graph)
 
     def items(self, invocation: Invocation) -> Iterator[Any]:
         """Yield what the provider method gives: from the call of the other caller, or by calling it."""
@@ -444,7 +454,7 @@ class CallScope:
 
         While the provider refuses calls, the original makes this one.
         """
-        makes = self.caller is Caller.PLANNER and self.may_make and self.expected is None
+        makes = self.caller is Caller.PLANNER and self.may_make
         if makes and not provider_limit(invocation.target).may_prefetch:
             if self.is_offer:
                 raise CallNotShared
@@ -463,12 +473,13 @@ class CallScope:
             call.target = invocation.target
             return call, True
         if self.expected is not None and self.expected.key == key:
-            return self.expected, False
-        options: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "takes_offers": bool(self.adopted)}
-        call, is_maker = self.table.join(key, self.caller, invocation, graph=self.graph, **options)
+            call, is_maker = self.expected, self.may_make and self.table.begin_call(self.expected)
+        else:
+            options: Any = {"may_make": self.may_make, "is_offer": self.is_offer, "takes_offers": bool(self.adopted)}
+            call, is_maker = self.table.join(key, self.caller, invocation, graph=self.graph, **options)
         if self.request_id and call.report is not None:
             call.report.requests.append(self.request_id)
-        if is_prefetch and not is_maker and not self.may_make:
+        if is_prefetch and not is_maker and not self.may_make and not call.is_over:
             raise Parked(call)
         if is_prefetch and is_maker:
             call.cancel = self.stop

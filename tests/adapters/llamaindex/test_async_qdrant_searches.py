@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import BaseEmbedding
@@ -114,13 +115,23 @@ def server() -> Iterator[QdrantServer]:
     thread.join()
 
 
-def remote_store(server: QdrantServer) -> Any:
-    client = qdrant_client.AsyncQdrantClient(url=server.url, check_compatibility=False)
+class UnpooledTransport(httpx.AsyncBaseTransport):
+    """Opens a connection for each request, so that loops on several threads may share a client."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async with httpx.AsyncHTTPTransport() as transport:
+            response = await transport.handle_async_request(request)
+            await response.aread()
+            return response
+
+
+def remote_store(server: QdrantServer, **options: Any) -> Any:
+    client = qdrant_client.AsyncQdrantClient(url=server.url, check_compatibility=False, **options)
     return stores.QdrantVectorStore("farm", aclient=client, index_doc_id=False)
 
 
 def retriever_over(store: Any, **options: Any) -> Any:
-    return VectorStoreIndex.from_vector_store(store, embed_model=Words(), use_async=True).as_retriever(**options)
+    return VectorStoreIndex.from_vector_store(store, embed_model=Words()).as_retriever(**options)
 
 
 def engine_pool(store: Any, **options: Any) -> EnginePool:
@@ -271,7 +282,7 @@ def test_loop_that_ends_does_not_hold_up_other_loops(server: QdrantServer) -> No
 
 
 def test_loops_side_by_side_search_with_their_own_calls(server: QdrantServer) -> None:
-    store = remote_store(server)
+    store = remote_store(server, transport=UnpooledTransport())
     expected = asyncio.run(search_together(retriever_over(remote_store(server))))
 
     with engine_pool(store, max_calls=2) as pool:

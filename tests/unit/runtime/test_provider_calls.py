@@ -299,6 +299,28 @@ def test_planner_without_permission_waits_for_the_originals_call() -> None:
     assert provider.calls == 1
 
 
+@pytest.mark.parametrize("first", ["original", "prefetch"])
+def test_expected_prefetch_is_made_once_by_whoever_begins_first(first: str) -> None:
+    provider, table = Provider(), ProviderCallTable()
+    original, prefetch = scopes(table)
+    prefetch.expect(Call(provider))
+    assert table.has_call(Call(provider).key()) and provider.calls == 0
+    order = (original, prefetch) if first == "original" else (prefetch, original)
+    assert [scope.result(Call(provider)) for scope in order] == [["answer"], ["answer"]]
+    assert provider.calls == 1
+    assert bool(prefetch.calls) is (first == "prefetch")
+
+
+def test_expected_prefetch_that_is_dropped_leaves_its_call_to_the_original() -> None:
+    provider, (original, prefetch) = Provider(), scopes()
+    prefetch.expect(Call(provider))
+    prefetch.drop()
+    with pytest.raises(CallNotShared):
+        prefetch.result(Call(provider))
+    assert original.result(Call(provider)) == ["answer"]
+    assert provider.calls == 1
+
+
 def test_two_waiting_planners_share_one_pure_call_of_the_original() -> None:
     table, provider = ProviderCallTable(), Provider()
     for _ in range(2):
