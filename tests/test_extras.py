@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.documents import HOW_TO, TUTORIALS, page_program
+from support.serve_tutorial import SERVE_TUTORIAL, check_serve_tutorial
 from support.tutorials import check_tutorial
 
 from tools.bootstrap import candidate_pythons, python_version
@@ -244,6 +245,16 @@ def test_tutorial_runs_with_packages_that_its_page_installs(wheel: Path, tmp_pat
     extras, packages = packages_of(tutorial)
     python = install(wheel, extras, sys.executable, tmp_path, *packages)
     check_tutorial(tutorial, python, tmp_path, {})
+    shutil.rmtree(tmp_path / "environment")
+
+
+@pytest.mark.timeout(1800)
+def test_serve_tutorial_runs_with_packages_that_its_page_installs(wheel: Path, tmp_path: Path) -> None:
+    if not is_tried("tutorials"):
+        pytest.skip("make test-all, or TEOLA_TEST_EXTRAS=tutorials")
+    extras, packages = packages_of(SERVE_TUTORIAL)
+    python = install(wheel, extras, sys.executable, tmp_path, *packages)
+    check_serve_tutorial(python, tmp_path, {})
     shutil.rmtree(tmp_path / "environment")
 
 
