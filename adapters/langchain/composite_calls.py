@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.globals import get_debug, get_llm_cache
@@ -55,7 +55,13 @@ from teola_plugin.runtime.threads import daemon_threads
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.interception import splitters
 from teola_plugin.shims.langchain_interceptors import intercept_composites, live_scopes
-from teola_plugin.tracer.langchain.classes import find_override, find_pool_backed, is_pool_backed, leaf_of
+from teola_plugin.tracer.langchain.classes import (
+    find_override,
+    find_pool_backed,
+    is_accelerated,
+    is_pool_backed,
+    leaf_of,
+)
 from teola_plugin.tracer.leaf import GenerationLeaf, RerankingLeaf, RetrievalLeaf, TextSearchLeaf
 
 # ------------------------------------------------------------ which parts several threads may call
@@ -450,6 +456,17 @@ def composite_rows(chain: Any, rules: CompositeRules) -> Iterator[CallRow]:
                 Explanation(Reason.ONE_THREAD, blocking) if blocking else Explanation(Reason.NOT_SHARED, (target,))
             )
             yield CallRow(name, Status.IN_PLACE, target, explanation=explanation)
+
+
+def rows_of_planned_parts(chain: Any) -> Iterator[tuple[str, list[CallRow]]]:
+    """Yield the path and the calls of each part that gains by a plan of its own, such as an arm of a branch."""
+    for path, part in find_pool_backed(chain, "chain"):
+        if is_accelerated(part) and getattr(part, "gains", False):
+            rows = list(cast(Any, part).__teola_report__().calls)
+            for number, row in enumerate(rows):
+                if row.source.startswith("chain"):
+                    rows[number] = replace(row, source=path + row.source.removeprefix("chain"))
+            yield path, rows
 
 
 def advice(chain: Any, threads: Threads) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Users hold an instance of the original's class (see `accelerated`), whose entry 
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -278,7 +279,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         why each call stays in its place.
         """
         from teola_plugin.adapters.explain import PlanIfDedicated, call_rows, ended_trace, explain, left_for_form
-        from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows
+        from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows, rows_of_planned_parts
         from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
 
         if (inner := _chain_with_history(self._chain)) is not None:
@@ -303,15 +304,23 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
             rows = switched_off(rows) if is_off else rows
         classes = {row.name for row in composites}
         names = dict.fromkeys(row.name for row in composites if row.status is Status.PREFETCHED)
+        planned_parts = dict(rows_of_planned_parts(self._chain))
         report = explain(
             self._understood,
             optimised,
             self._engines,
             trace=trace,
             own_calls=sites,
-            more=[f"the calls that {name} makes one after the other, side by side" for name in names],
+            more=[
+                *(f"the calls that {name} makes one after the other, side by side" for name in names),
+                *(f"calls inside {path}, if it is called" for path in planned_parts),
+            ],
             left=left_for_form(self._last),
-            calls=[*(row for row in rows if row.target not in classes), *composites],
+            calls=[
+                *(row for row in rows if row.target not in classes),
+                *composites,
+                *itertools.chain.from_iterable(planned_parts.values()),
+            ],
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
         advice_lines = (*report.advice, *waits)

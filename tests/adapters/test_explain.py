@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 from llama_index.core import VectorStoreIndex
@@ -28,6 +28,7 @@ from support.documented import chain as documented
 
 from teola_plugin import EnginePool, accelerate
 from teola_plugin.adapters.explain import describe_measured_gain, seconds_saved
+from teola_plugin.adapters.plan_report import Status
 from teola_plugin.adapters.plan_summary import component_of, listed
 from teola_plugin.engines.fake import fake_engines
 from teola_plugin.engines.profiles import rtx3090
@@ -146,6 +147,19 @@ def test_explain_gives_the_measured_speed_up_without_a_pool() -> None:
         code_s = trace.seconds - trace.busy("wrapped")
         assert len(calls) == 3 and min(calls) >= 0.2
         assert ratio_of(expectation) == pytest.approx((sum(calls) + code_s) / trace.seconds, abs=0.0051)
+
+
+def test_explain_names_the_arm_of_a_branch_that_gains() -> None:
+    chain = RunnableBranch((lambda x: len(x["question"]) > 3, three(Hosted())), ask("Answer {question}", Hosted()))
+    fast = accelerate(chain)
+    assert lines(fast.explain(QUESTION)) == [
+        "2 parts: 2 shared (RunnableBranch and RunnableSequence)",
+        "calls inside chain.branches[0][1], if it is called",
+        "not known yet: your own models have not been measured: `teola compare` measures it",
+    ]
+    rows = {row.name: row for row in fast.report().calls}
+    assert rows["b.model"].status is Status.PREFETCHED
+    assert rows["b.model"].source.startswith("chain.branches[0][1].steps[")
 
 
 def test_explain_expects_no_gain_for_a_sync_model() -> None:

@@ -59,6 +59,7 @@ from teola_plugin.tracer.langchain.classes import (
     reason_not_lowered,
     short_name,
     store_effects,
+    unwrap_accelerated,
 )
 from teola_plugin.tracer.langchain.equivalents import (
     InputAsDict,
@@ -586,7 +587,8 @@ class _ChainTracer:
                 reason = "joins the query when it is called"
                 if is_accelerated(part):
                     reason += ", with a plan of its own"
-                self._draft.nodes.append(TraceNode(path, type(part).__name__, "joined", reason=reason))
+                kind = type(unwrap_accelerated(part)).__name__
+                self._draft.nodes.append(TraceNode(path, kind, "joined", reason=reason))
         return Ref(name), Span((name,), (name,))
 
     def _add_row(self, node: Node, location: _Location, level: Level, components: Names = (), reason: str = "") -> None:
