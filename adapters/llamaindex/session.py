@@ -359,8 +359,8 @@ class Session(ServedObject):
             else:
                 self._last[:] = [run]
                 meter_run(rules, run.query_run, self.pool)
-                prefetcher = None if is_async else self._start_prefetching(run, entry, graph_input)
-                return StartedCall(run, target, None, Deadline.of(run), prefetcher, rules)
+                started = StartedCall(run, target, None, Deadline.of(run), None, rules)
+                return started if is_async else self._with_prefetched_calls(started, entry, graph_input)
         clock = time.monotonic if self.tracing_pool is None else self.tracing_pool.runtime.time
         request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
         unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=rules)
@@ -369,20 +369,24 @@ class Session(ServedObject):
             return unplanned_call
         return self._begin_without_engines(entry, graph_input, unplanned_call, runs, is_off=is_off)
 
-    def _start_prefetching(self, run: Run, entry: str, graph_input: GraphInput | None) -> QueryPrefetcher | None:
-        """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these."""
-        has_claims = not isinstance(run, QueryRun) or run.claiming is Claiming.ALLOWED
-        if has_claims or graph_input is None:
-            return None
+    def _with_prefetched_calls(self, call: StartedCall, entry: str, graph_input: GraphInput | None) -> StartedCall:
+        """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these.
+
+        Their objects run as they are: a graph of their own would send the same requests again.
+        """
+        run = call.run
+        if graph_input is None or not isinstance(run, QueryRun) or run.claiming is Claiming.ALLOWED:
+            return call
         try:
             plan = self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
             if plan is None or not plan.intercept():
-                return None
-            with joined(run.query_run):
-                return QueryPrefetcher(plan, graph_input, None)
+                return call
+            target = with_parts(self.original, plan.entry.lowered, self._accelerate_part)
+            with joined(run):
+                return call._replace(target=target, prefetcher=QueryPrefetcher(plan, graph_input, None))
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
-            return None
+            return call
 
     def _begin_without_engines(
         self,
@@ -505,17 +509,13 @@ def _response_arguments(query_str: str, text_chunks: Any, **kwargs: Any) -> Grap
     return None if kwargs or not text_chunks else {QUERY_TEXT: query_str, CHUNKS: list(text_chunks)}
 
 
-def _no_arguments(*args: Any, **kwargs: Any) -> GraphInput | None:
-    return None
-
-
 _SYNC_ENTRIES: Mapping[str, tuple[str, Callable[..., GraphInput | None]]] = {
     "query": ("query", _query_arguments),
     "retrieve": ("retrieve", _query_arguments),
     "synthesize": ("synthesize", _synthesize_arguments),
     "get_response": ("respond", _response_arguments),
-    "chat": ("chat", _no_arguments),
-    "stream_chat": ("chat", _no_arguments),
+    "chat": ("chat", lambda *args, **kwargs: None),
+    "stream_chat": ("chat", lambda *args, **kwargs: None),
 }
 _ENTRIES = {
     **{name: (*entry, False) for name, entry in _SYNC_ENTRIES.items()},

@@ -324,6 +324,15 @@ def test_a_query_engine_sends_the_requests_of_the_original(
     assert_same_requests(servers[side], lambda llm: ENGINES[name](llm, streaming=streaming), QUERIES[way])
 
 
+@pytest.mark.parametrize("side", ["exact", "joining"])
+def test_engines_whose_calls_are_prefetched_plan_no_requests(side: str, servers: dict[str, Server]) -> None:
+    """Such a request would be sent beside the prefetched one whenever it is made before the original's call."""
+    llm = model(servers[side])
+    fast = servers[side].accelerated(sub_questions(llm), llm)
+    fast.query(ASKED)
+    assert not [span.primitive for span in fast.last_trace().spans if "/" in span.primitive]
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("way", RETRIEVALS)
 def test_query_writing_retriever_sends_the_requests_of_the_original(
