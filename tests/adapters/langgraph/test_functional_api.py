@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any, TypedDict
 
 import pytest
@@ -157,11 +158,22 @@ GAINING = (
     decided_by_the_input,
     tasks_in_a_node,
 )
+LOSES_RESULTS = version("langgraph") == "1.2.0"
+"""True for a LangGraph whose own `astream_events` loses the result of a task in `reviewed_sections`."""
+
+
+def runs(build: Build, way: str) -> bool:
+    """Return True if the original runs in this way."""
+    if build is awaited_tasks:
+        return way != "invoke"
+    return not (LOSES_RESULTS and build is reviewed_sections and way == "events")
+
+
 CASES = [
     pytest.param(build, way, id=f"{build.__name__}-{way}")
     for build in (*GAINING, reviewed_sections)
     for way in WAYS
-    if build is not awaited_tasks or way != "invoke"
+    if runs(build, way)
 ]
 
 
@@ -234,6 +246,8 @@ def stub() -> Iterator[OpenAIStub]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [tasks_in_sequence, loop_over_items, reviewed_sections])
 def test_server_gets_the_requests_of_the_original(stub: OpenAIStub, build: Build, way: str) -> None:
+    if not runs(build, way):
+        pytest.skip("the original does not run in this way")
     model = ChatOpenAI(base_url=stub.base_url, api_key="k", model=MODEL, temperature=0.0)  # type: ignore[arg-type]
     stub.requests.clear()
     called(build(model), way)
