@@ -37,7 +37,7 @@ def lookahead_of_arms(
     Of the prompts that are not answered early, the beginning is prefilled as far as it is known. `unknown` adds a
     component for what is not known before the choice; `preceding` is the draft of what runs before it. What waits for
     the engines of `preceding` is known little earlier than the choice, which mostly waits for them, too: an arm that
-    waits for nothing goes before it. With `only_prompts`, nothing but the beginnings of prompts is sent to engines.
+    waits for nothing goes before it. With `only_prompts`, engines only prefill the beginnings of prompts.
     """
     if only_prompts:
         parts = [_prefetchable_part_of_arm(arm, set(), unknown, only_prompts=True) for arm in arms]
@@ -126,8 +126,8 @@ def _prefetchable_part_of_arm(
     components: list[Component] = []
     for c in arm.components.values():
         late = skipped & set(_producers(c))
-        is_excluded = _generates(c) and c.name not in generating
-        if _is_never_prefetched(c) or late or is_excluded or (only_prompts and _uses_engine(c)):
+        is_excluded = _uses_engine(c) if only_prompts else _generates(c) and c.name not in generating
+        if _is_never_prefetched(c) or late or is_excluded:
             skipped.add(c.name)
             if c.role is Role.GENERATION and _is_beginning_known(c, late):
                 components.append(_as_prefilling(c, late, unknown()))

@@ -1,4 +1,4 @@
-"""What a node does to a graph's state: its effects, and the values of channels after an update, as symbols."""
+"""What a node does to a graph's state, and the state between two nodes: the values of channels, as symbols."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import CachePolicy, Command, interrupt
+from support.recording import record
 from typing_extensions import TypedDict
 
 from teola_plugin import EnginePool, accelerate
@@ -26,7 +27,6 @@ from teola_plugin.engines.profiles import rtx3090, scaled
 from teola_plugin.errors import QueryTimeout, RegistrationError
 from teola_plugin.langchain import ChatTeola
 from teola_plugin.requests.payloads import Generate
-from tests.support.recording import record
 
 RULES = "Answer as briefly as you can, in plain words, and say what you do not know. " * 12
 
