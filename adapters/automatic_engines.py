@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.engine_specs import EngineSpec, SpecOrReason
-from teola_plugin.adapters.plan_report import PlanReport
+from teola_plugin.adapters.plan_report import PlanReport, Reason, switched_off
 from teola_plugin.adapters.prompt_cache import prompt_cache_section
 from teola_plugin.adapters.routing import RoutingRules
 from teola_plugin.errors import RegistrationError, TeolaError
 from teola_plugin.graph import EngineProfile
 from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.local import LocalRuntime
+from teola_plugin.runtime.prefetch_gate import PrefetchGate
 from teola_plugin.runtime.threads import ForkedLock
 
 
@@ -180,11 +181,17 @@ def served_text(serving: Serving) -> str:
     return "\n".join(lines)
 
 
-def report_with_rules(report: PlanReport, serving: Serving | None, rules: RoutingRules | None) -> PlanReport:
+def report_with_rules(
+    report: PlanReport, serving: Serving | None, rules: RoutingRules | None, gate: PrefetchGate | None = None
+) -> PlanReport:
     """Return the report of an object with what `engines=`, `prompt_cache=` and `prices=` did, if it has these options.
 
-    They make the last sections of `explain()`.
+    They make the last sections of `explain()`. `gate`: says whether the calls are prefetched at present.
     """
+    if gate is not None and gate.is_closed and report.prefetched:
+        calls = tuple(switched_off(report.calls, Reason.NO_WAIT))
+        expect = f"no gain: {Reason.NO_WAIT.text}; they are prefetched once they take longer"
+        report = replace(report, prefetched=(), expect=expect, calls=calls, advice=())
     title = "" if serving is None else f'Served (engines="{serving.mode}")'
     text = "" if serving is None else f"\n\n{title}\n{'-' * len(title)}\n{served_text(serving)}"
     text += prompt_cache_section(None if rules is None else rules.prompt_cache)

@@ -93,6 +93,7 @@ class Reason(Enum):
     OWN_METHODS = "{names} has code of its own in a method that LangChain calls before its provider"
     OWN_BATCHES = "{names} has code of its own for several inputs at once"
     SWITCHED_OFF = 'nothing is prefetched (speculate="off")', 'accelerate(..., speculate="auto")'
+    NO_WAIT = "calls of the last queries were answered at once, in less time than prefetching them takes"
     NO_USE = (
         "it is no longer prefetched, since the original made another call there: a handler, or code of the model's "
         "own, changes what it is asked"
@@ -242,14 +243,12 @@ def leaves_of(component: Component) -> Iterator[Component]:
             yield from leaves_of(inner)
 
 
-def switched_off(rows: Iterable[CallRow]) -> Iterator[CallRow]:
+def switched_off(rows: Iterable[CallRow], reason: Reason = Reason.SWITCHED_OFF) -> Iterator[CallRow]:
     """Yield the rows of an object of which nothing is prefetched, though these calls could be."""
     for row in rows:
         is_prefetched = row.status in (Status.PREFETCHED, Status.SPECULATIVE)
         yield (
-            replace(row, status=Status.IN_PLACE, start="", explanation=Explanation(Reason.SWITCHED_OFF))
-            if is_prefetched
-            else row
+            replace(row, status=Status.IN_PLACE, start="", explanation=Explanation(reason)) if is_prefetched else row
         )
 
 

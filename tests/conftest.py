@@ -78,6 +78,12 @@ def schedulers_in_order() -> Iterator[None]:
     assert not validate.VIOLATIONS
 
 
+@pytest.fixture(autouse=True)
+def quick_calls_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefetch calls of models that answer at once: most models of tests do."""
+    monkeypatch.setattr("teola_plugin.runtime.prefetch_gate.SHORT_QUERY_S", 0.0)
+
+
 class LoopThread:
     """An event loop on its own thread, for engines that outlive a test's loop."""
 

@@ -14,8 +14,9 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableEach
+from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from teola_plugin.tracer.langchain.classes import find_override, is_accelerated
+from teola_plugin.tracer.langchain.classes import PLANNED_CHAIN, find_override, is_accelerated
 from teola_plugin.tracer.langchain.equivalents import is_framework_function, retriever_per_query
 
 Node = Runnable[Any, Any]
@@ -126,3 +127,15 @@ def asks_as_usual(node: Any) -> bool:
     """Return True if an extractor or filter makes its question by the framework's own function."""
     modules = (EXTRACTOR.rpartition(".")[0], FILTER.rpartition(".")[0])
     return any(is_framework_function(node.get_input, module, "default_get_input") for module in modules)
+
+
+def chain_with_history(chain: Any) -> Any:
+    """Return the accelerated chain inside a `RunnableWithMessageHistory`; None if nothing of it gains."""
+    pending: list[Any] = [chain.bound] if isinstance(chain, RunnableWithMessageHistory) else []
+    while pending:
+        node = pending.pop()
+        planned = getattr(vars(node).get("func"), PLANNED_CHAIN, None)
+        if hasattr(planned, "__teola_report__"):
+            return planned
+        pending += [part for _, part in parts(node)]
+    return None

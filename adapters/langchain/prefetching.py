@@ -36,6 +36,7 @@ from teola_plugin.adapters.provider_executor import Outcome, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch
 from teola_plugin.runtime.claims import Caller, PlannerGraph
+from teola_plugin.runtime.prefetch_gate import scope_in_place
 from teola_plugin.runtime.provider_call import Parked, executing
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run
@@ -73,7 +74,7 @@ def find_scope(target: Any, run_manager: Any) -> CallScope | None:
         calls = open_calls.get(run.id)
         if calls is not None and type(target) in calls.classes:
             return calls.original
-    return calls_scope.get()
+    return calls_scope.get() or scope_in_place.get()
 
 
 def _runs_here(run_manager: Any) -> Iterator[Any]:

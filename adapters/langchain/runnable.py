@@ -11,12 +11,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, merge_configs
-from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.utils.aiter import aclosing
 from pydantic import ConfigDict, PrivateAttr
 
@@ -31,7 +30,7 @@ from teola_plugin.adapters.calls import (
     unplanned,
 )
 from teola_plugin.adapters.langchain.batches import BatchMethods
-from teola_plugin.adapters.langchain.composites import parts
+from teola_plugin.adapters.langchain.composites import chain_with_history
 from teola_plugin.adapters.langchain.listening import active_runs, form_of_answers, requested_context
 from teola_plugin.adapters.langchain.prefetch_plan import PrefetchPlan
 from teola_plugin.adapters.langchain.prefetching import EntryPoint, QueryCalls
@@ -42,7 +41,13 @@ from teola_plugin.adapters.langchain.shadow import (
     original_call,
     shadow_of,
 )
-from teola_plugin.adapters.langchain.started_calls import SessionHandler, StartedCall, joined_config
+from teola_plugin.adapters.langchain.started_calls import (
+    CallOptions,
+    SessionHandler,
+    StartedCall,
+    joined_config,
+    version_of_events,
+)
 from teola_plugin.adapters.plan_report import PlanReport, Status, switched_off
 from teola_plugin.adapters.planned_queries import expected_sizes, graph_saves_time, joinable, log_fallback, submit
 from teola_plugin.adapters.provider_executor import ProviderPool, ensure_engine, shared_pool, without_tail
@@ -55,27 +60,16 @@ from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
+from teola_plugin.runtime.prefetch_gate import GatedQuery, PrefetchGate
 from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun
 from teola_plugin.shims.langchain import event_listeners
+from teola_plugin.shims.langchain_interceptors import live_scopes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.functions.lookup import DataGuards
-from teola_plugin.tracer.langchain.classes import PLANNED_CHAIN
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.langchain.composite_calls import CompositeRules
-
-
-def _chain_with_history(chain: Any) -> AcceleratedRunnable | None:
-    """Return the accelerated chain inside a `RunnableWithMessageHistory`; None if nothing of it gains."""
-    pending: list[Any] = [chain.bound] if isinstance(chain, RunnableWithMessageHistory) else []
-    while pending:
-        node = pending.pop()
-        planned = getattr(vars(node).get("func"), PLANNED_CHAIN, None)
-        if isinstance(planned, AcceleratedRunnable):
-            return planned
-        pending += [part for _, part in parts(node)]
-    return None
 
 
 def _is_accelerated(cls: Any, instance: Any) -> bool:
@@ -117,6 +111,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
     _shadow: Shadow | None = PrivateAttr(default=None)
     _serving: Serving | None = PrivateAttr(default=None)
     _composites: CompositeRules | None = PrivateAttr(default=None)
+    _gate: PrefetchGate = PrivateAttr(default_factory=partial(PrefetchGate, live_scopes))
     _routing: RoutingRules | None = PrivateAttr(default=None)
     """The rules by which models are routed to engines, in calls of this object and where plans of it are made."""
 
@@ -189,7 +184,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
 
     def continues(self, other: AcceleratedRunnable) -> None:
         """Keep the last trace and the figures of `shadow=` of an object that this one replaces."""
-        self._last, self._shadow = other._last, other._shadow
+        self._last, self._shadow, self._gate = other._last, other._shadow, other._gate
 
     def shadowed(self, share: float) -> None:
         """Compare a share of the calls from now on. Raises `RegistrationError` for a chain that writes."""
@@ -282,8 +277,8 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         from teola_plugin.adapters.langchain.composite_calls import advice, composite_rows, rows_of_planned_parts
         from teola_plugin.adapters.langchain.prefetch_plan import own_calls, read_chain
 
-        if (inner := _chain_with_history(self._chain)) is not None:
-            return inner.__teola_report__(input)
+        if (inner := chain_with_history(self._chain)) is not None:
+            return inner.__teola_report__(input)  # type: ignore[no-any-return]
         rules, plan, trace = self._composites, self._prefetch_plan, ended_trace(self._last)
         composites = [] if rules is None else list(composite_rows(self._chain, rules))
         safety = NOBODY if rules is None else rules.threads.safety
@@ -324,7 +319,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         )
         waits = () if rules is None else advice(self._chain, rules.threads)
         advice_lines = (*report.advice, *waits)
-        return report_with_rules(replace(report, advice=advice_lines), self._serving, self._routing)
+        return report_with_rules(replace(report, advice=advice_lines), self._serving, self._routing, self._gate)
 
     @property
     def serving(self) -> Serving | None:
@@ -364,21 +359,42 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         if self.config or has_plan or type(config) not in (dict, type(None)):
             merged = ensure_config(self._with_own(config) if self.config else config)
         requested, runs = requested_context(merged), active_runs((merged or {}).get("callbacks"))
-        rules = rules_of_call(self._routing)
+        rules, gated = rules_of_call(self._routing), None
+        if self._pool is None and (is_whole_call or streamed) and (plan is not None or self._composites is not None):
+            gated = self._gate.begin(is_inside=bool(runs))
+        if gated is not None and gated.is_in_place:
+            return self._in_place(config, CallOptions(requested, runs, AnswerForm.UNKNOWN, rules), plan, gated)
         if merged is not None and has_plan:
             try:
                 is_unknown = streamed or kwargs or self._pool is None
                 form = AnswerForm.UNKNOWN if is_unknown else form_of_answers(merged)
                 with under_routing(rules):
                     started = self._started(
-                        input, merged, _CallOptions(requested, runs, form, rules), plan, entry, limit, is_whole_call
+                        input, merged, CallOptions(requested, runs, form, rules), plan, entry, limit, is_whole_call
                     )
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self.bound)
             else:
                 if started is not None:
-                    return started
-        return self._unplanned(config, requested, runs, rules)
+                    return started._replace(gated=gated)
+        return self._unplanned(config, requested, runs, rules)._replace(gated=gated)
+
+    def _in_place(
+        self, config: RunnableConfig | None, call_options: CallOptions, plan: PrefetchPlan | None, gated: GatedQuery
+    ) -> StartedCall:
+        """Start a call whose provider calls take less time than to prefetch them; it is traced if it has a plan."""
+        requested, runs, _, rules = call_options
+        started = self._unplanned(config, requested, runs, rules)._replace(composites=None, gated=gated)
+        if plan is None or not gated.is_measured:
+            return started
+        pool = plan.pool
+        ensure_engine(pool)
+        query = new_query(requested, runs, self._app, None, pool.runtime.time())
+        run = pool.runtime.watch(query, joins=True)
+        meter_run(rules, run, pool)
+        gated.trace_in(run)
+        self._last[:] = [run]
+        return started._replace(run=run, deadline=Deadline.of(run))
 
     def _rules(self, config: RunnableConfig | None) -> CompositeRules | None:
         """Return the rules for composites, which do not hand on `max_concurrency`; None if the caller says that."""
@@ -417,7 +433,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         self,
         input: Any,
         config: RunnableConfig,
-        call_options: _CallOptions,
+        call_options: CallOptions,
         plan: PrefetchPlan | None,
         entry: EntryPoint | None,
         limit: ConcurrencyLimit | None,
@@ -465,7 +481,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         return started
 
     def _submit(
-        self, input: Any, call_options: _CallOptions, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
+        self, input: Any, call_options: CallOptions, pool: EnginePool, traced: TraceResult, table: QueryCalls | None
     ) -> QueryRun | SubplanRun:
         """Start the e-graph of a call: as a subplan of the live query around it, or as a query of its own.
 
@@ -559,7 +575,7 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         return self._unplanned(config, requested_context(merged) if requested is None else requested, runs, rules)
 
     def astream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        if _version_of_events(self.bound, kwargs) == "v3":
+        if version_of_events(self.bound, kwargs) == "v3":
             return self._events_v3(input, config, **kwargs)
         return self._events(input, config, **kwargs)
 
@@ -577,23 +593,6 @@ class AcceleratedRunnable(BatchMethods, RunnableBindingBase[Any, Any], metaclass
         started = self._original(config)
         with started.running():
             return await started.chain.astream_events(input, config, **kwargs)
-
-
-def _version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Return the version that `astream_events` is called with, which a binding may say."""
-    while "version" not in kwargs and isinstance(runnable, RunnableBindingBase):
-        runnable, kwargs = runnable.bound, runnable.kwargs
-    return kwargs.get("version")
-
-
-class _CallOptions(NamedTuple):
-    """The request context that a call asks for, the queries around it, and how its models are called."""
-
-    requested: RequestedContext
-    runs: list[Any]
-    form: AnswerForm
-    """The form in which its models answer."""
-    routing: RoutingRules | None = None
 
 
 hide_from_stack_levels(globals())

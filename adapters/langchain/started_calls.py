@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import RunnableConfig, ensure_config, merge_configs
 
 from teola_plugin.adapters.calls import (
     Deadline,
+    RequestedContext,
     aitems_inside,
     astreamed_in,
     interrupting,
@@ -28,7 +29,9 @@ from teola_plugin.adapters.langchain.prefetching import QueryCalls, closing
 from teola_plugin.adapters.planned_queries import ending
 from teola_plugin.adapters.routing import RoutingRules, arouted_items, routed_items, under_routing
 from teola_plugin.graph import RequestContext
+from teola_plugin.requests.payloads import AnswerForm
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
+from teola_plugin.runtime.prefetch_gate import GatedQuery
 from teola_plugin.runtime.query_run import QueryRun, SubplanRun, current_run, during
 from teola_plugin.shims.langchain import inline_callback
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
@@ -180,6 +183,8 @@ class StartedCall(NamedTuple):
     """The `CompositeRules` of the accelerated object, if calls of composites are prefetched."""
     routing: RoutingRules | None = None
     """The rules by which its models are routed to engines."""
+    gated: GatedQuery | None = None
+    """Says whether the call prefetches; None inside one that does, and where nothing can be prefetched."""
 
     def give_up(self) -> None:
         """End the query and the prefetches of a call that will run without them."""
@@ -193,7 +198,7 @@ class StartedCall(NamedTuple):
         """The body runs as part of the query, which ends with it. Raises `QueryTimeout` after a body that is late, if
         that is `checked`."""
         self._intercept_new_classes()
-        with under_rules(self.composites), under_routing(self.routing):
+        with self._closing_gate(), self._inside(), under_routing(self.routing):
             if self.run is None:
                 with joined(None, self.request_context):
                     yield
@@ -207,9 +212,7 @@ class StartedCall(NamedTuple):
         """Yield what a stream of the chain gives. The query ends with it, read to its end or not."""
         query_run = None if self.run is None else self.run.query_run
         with self._until_end():
-            ruled = items_inside(
-                partial(under_rules, self.composites), streamed_in(query_run, self.request_context, make())
-            )
+            ruled = items_inside(self._inside, streamed_in(query_run, self.request_context, make()))
             for item in routed_items(self.routing, ruled):
                 if self.deadline is not None:
                     self.deadline.check()
@@ -221,9 +224,7 @@ class StartedCall(NamedTuple):
         """`items` in a loop."""
         query_run = None if self.run is None else self.run.query_run
         with self._until_end():
-            ruled = aitems_inside(
-                partial(under_rules, self.composites), astreamed_in(query_run, self.request_context, make())
-            )
+            ruled = aitems_inside(self._inside, astreamed_in(query_run, self.request_context, make()))
             async with aclosing(arouted_items(self.routing, ruled)) as items:
                 while True:
                     async with interrupting(self.deadline):
@@ -231,6 +232,23 @@ class StartedCall(NamedTuple):
                     if item is _END:
                         return
                     yield item
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Run the body by the rules for composites, and measure its calls if it runs in place."""
+        with under_rules(self.composites), nullcontext() if self.gated is None else self.gated.in_force():
+            yield
+
+    @contextmanager
+    def _closing_gate(self) -> Iterator[None]:
+        """End the gated query with the body."""
+        has_answer = False
+        try:
+            yield
+            has_answer = True
+        finally:
+            if self.gated is not None:
+                self.gated.close(has_answer=has_answer)
 
     def _intercept_new_classes(self) -> None:
         """Intercept methods of classes that were imported since, if rules hold for objects that do not exist yet."""
@@ -241,16 +259,34 @@ class StartedCall(NamedTuple):
     def _until_end(self) -> Iterator[None]:
         """Return a context for generators: the query ends with them, or when they are freed."""
         self._intercept_new_classes()
-        if self.run is None:
-            yield
-            return
-        with closing(self.table), ending(self.run):
-            yield
+        with self._closing_gate():
+            if self.run is None:
+                yield
+                return
+            with closing(self.table), ending(self.run):
+                yield
 
 
 def under_rules(composites: Any) -> AbstractContextManager[None]:
     """Return a context in which calls of composites are prefetched by these rules; None changes nothing."""
     return nullcontext() if composites is None else during(composite_rules, composites)
+
+
+def version_of_events(runnable: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the version that `astream_events` is called with, which a binding may say."""
+    while "version" not in kwargs and isinstance(runnable, RunnableBindingBase):
+        runnable, kwargs = runnable.bound, runnable.kwargs
+    return kwargs.get("version")
+
+
+class CallOptions(NamedTuple):
+    """The request context that a call asks for, the queries around it, and how its models are called."""
+
+    requested: RequestedContext
+    runs: list[Any]
+    form: AnswerForm
+    """The form in which its models answer."""
+    routing: RoutingRules | None = None
 
 
 class StartedBatch(NamedTuple):

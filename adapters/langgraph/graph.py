@@ -48,7 +48,9 @@ from teola_plugin.adapters.thread_safety import NOBODY
 from teola_plugin.observe.spans import QueryTrace
 from teola_plugin.observe.steps import OpenStep
 from teola_plugin.pool import EnginePool
+from teola_plugin.runtime.prefetch_gate import GatedQuery, PrefetchGate
 from teola_plugin.runtime.query_run import QueryRun, current_position, during
+from teola_plugin.shims.langchain_interceptors import live_scopes
 from teola_plugin.shims.pydantic import sharing
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -255,6 +257,8 @@ class Acceleration:
     """The rules by which models of its nodes are routed to engines."""
     runner: Any = None
     """The graph that runs: it has the original's state, and nodes that tell when their tasks begin."""
+    gate: PrefetchGate = field(default_factory=partial(PrefetchGate, live_scopes))
+    """Says whether prefetching is worth its time."""
     shaping: tuple[Any, ...] = ()
     """The parts of the original that the plans and the runner's nodes were made of; see `shaping_of`."""
 
@@ -323,6 +327,8 @@ class AcceleratedGraph:
         """
         if started.run is None:
             return None
+        if started.gated is not None and started.gated.is_in_place:
+            return GraphCall(self._teola, started.run.query_run)
         run, plans, tools = started.run.query_run, self._teola.plans, self._teola.tools
         stops = (kwargs.get("interrupt_before"), kwargs.get("interrupt_after"))
         agent = None if tools is None or tools.is_interrupted(*stops) else AgentCall(tools, run)
@@ -332,35 +338,46 @@ class AcceleratedGraph:
         """Start a call: a query of its own, or none without a pool. Raises `RegistrationError` for invalid options."""
         merged = _merged(self.config, config)  # type: ignore[attr-defined]
         call_options, runs = requested_context(merged), active_runs(merged.get("callbacks"))
-        if self._teola.pool is not None:
+        pool, composites, gated = self._teola.pool, self._teola.composites, None
+        if isinstance(pool, ProviderPool) or (pool is None and composites is not None):
+            gated = self._teola.gate.begin(is_inside=bool(runs))
+        if pool is not None:
             try:
-                return self._query(call_options, runs, self._teola.pool)
+                return self._query(call_options, runs, pool, gated)
             except Exception as error:  # nothing of the original has run yet
                 log_fallback(error, self._teola.original)
-        clock = time.monotonic if self._teola.pool is None else self._teola.pool.runtime.time
+        clock = time.monotonic if pool is None else pool.runtime.time
         request_context, deadline = unplanned(call_options, runs, self._teola.app, clock)
-        return self._call_of(None, config, request_context=request_context, deadline=deadline)
+        return self._call_of(None, config, request_context=request_context, deadline=deadline, gated=gated)
 
-    def _query(self, call_options: RequestedContext, runs: list[Any], pool: EnginePool) -> StartedCall:
+    def _query(
+        self, call_options: RequestedContext, runs: list[Any], pool: EnginePool, gated: GatedQuery | None
+    ) -> StartedCall:
         """Start the live query of a call, or join the one around it: a graph inside another has no query of its own."""
         outer_run = joinable(context_of(call_options, runs, pool).run)
         if outer_run is not None:
             outer_run.has_user_code = True  # its nodes'
-            return self._call_of(_InnerCall(outer_run))
+            return self._call_of(_InnerCall(outer_run), gated=gated)
         if isinstance(pool, ProviderPool):
             pool.running_now()
         query = new_query(call_options, runs, self._teola.app, None, pool.runtime.time())
         run = pool.runtime.watch(query, joins=True)
         run.has_user_code = True  # its nodes'
         self._teola.last_run[:] = [run]
-        return self._call_of(run, deadline=Deadline.of(run))
+        if gated is not None:
+            gated.trace_in(run)
+        return self._call_of(run, deadline=Deadline.of(run), gated=gated)
 
-    def _call_of(self, run: Any, config: RunnableConfig | None = None, **options: Any) -> StartedCall:
+    def _call_of(
+        self, run: Any, config: RunnableConfig | None = None, *, gated: GatedQuery | None, **options: Any
+    ) -> StartedCall:
         graph: Any = self
         composites, routing = self._teola.composites, rules_of_call(self._teola.routing)
+        if gated is not None and gated.is_in_place:
+            composites = None
         if run is not None and self._teola.pool is not None:
             meter_run(routing, run.query_run, self._teola.pool)
-        return StartedCall(run, config, graph, composites=composites, routing=routing, **options)
+        return StartedCall(run, config, graph, composites=composites, routing=routing, gated=gated, **options)
 
     # ------------------------------------------------------------ explanations and traces
 
@@ -398,7 +415,7 @@ class AcceleratedGraph:
             note = NOTHING_PREFETCHED if acceleration.pool is None else ""
             trace, left = ended_trace(acceleration.last_run), left_for_form(acceleration.last_run)
             report = explain_graph(facts.nodes, facts.first_nodes, facts.first_choices, note, trace, left)
-        return report_with_rules(report, acceleration.serving, acceleration.routing)
+        return report_with_rules(report, acceleration.serving, acceleration.routing, acceleration.gate)
 
     def last_trace(self, timeout: float = 5.0) -> QueryTrace | None:
         """Return the trace of the last call that was started on this object; None before the first one."""

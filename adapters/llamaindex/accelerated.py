@@ -172,7 +172,7 @@ class Accelerated:
     def __teola_report__(self, input: Any = None) -> PlanReport:
         session = session_of(self)
         report: PlanReport = session.report(self.__teola_entry__, None if input is None else query_input(input))
-        return report_with_rules(report, session.serving, session.rules)
+        return report_with_rules(report, session.serving, session.rules, session.gate)
 
 
 class AcceleratedQueryEngine(QueryHooks, Accelerated):

@@ -39,6 +39,7 @@ from teola_plugin.graph import Component, Query, Ref, WorkflowTemplate
 from teola_plugin.passes import Optimised
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch, limit_of
 from teola_plugin.runtime.claims import Caller, PlannerGraph
+from teola_plugin.runtime.prefetch_gate import scope_in_place
 from teola_plugin.runtime.provider_call import Parked, executing
 from teola_plugin.runtime.provider_calls import CallScope, ProviderCallTable
 from teola_plugin.runtime.query_run import QueryRun
@@ -100,7 +101,7 @@ def find_scope(target: Any) -> CallScope | None:
     """Return the scope in which a provider method of `target` is called here; None outside every query."""
     scope, targets = original_scope.get() or (None, ())
     is_called = targets.has(target) if isinstance(targets, _CalledObjects) else id(target) in targets
-    return scope if is_called and executing.get() is not target else None
+    return None if executing.get() is target else scope if is_called else scope_in_place.get()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, closing
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
-from llama_index.core.chat_engine.types import StreamingAgentChatResponse
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index.core.workflow import Workflow
 
@@ -21,16 +16,14 @@ from teola_plugin.adapters.automatic_engines import Serving, watching_pool
 from teola_plugin.adapters.calls import (
     Deadline,
     RequestedContext,
-    astreamed_in,
     context_of,
     interrupting,
     joined,
     new_query,
-    streamed_in,
     unplanned,
 )
 from teola_plugin.adapters.llamaindex.checking import original_call
-from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
+from teola_plugin.adapters.llamaindex.copies import PARTS, Accelerate, nonblocking, with_parts
 from teola_plugin.adapters.llamaindex.prefetching import (
     AllowedModels,
     PrefetchPlan,
@@ -40,12 +33,10 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     plan_prefetching,
     rows_of_sites,
 )
-from teola_plugin.adapters.llamaindex.substitution import PARTS, Accelerate, with_parts
+from teola_plugin.adapters.llamaindex.started_calls import JoinedRun, Run, StartedCall, close_after
 from teola_plugin.adapters.plan_report import CallRow, PlanReport, switched_off
 from teola_plugin.adapters.planned_queries import (
-    ending,
     expected_sizes,
-    failing,
     joinable,
     log_fallback,
     plan_saves_time,
@@ -53,21 +44,19 @@ from teola_plugin.adapters.planned_queries import (
 )
 from teola_plugin.adapters.routing import (
     RoutingRules,
-    arouted_items,
     current_rules,
     meter_run,
-    routed_items,
     rules_of_call,
     under_routing,
 )
 from teola_plugin.adapters.shadow import Shadow
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.graph import RequestContext
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import AnswerForm
-from teola_plugin.runtime.query_run import Claiming, QueryRun, SubplanRun, current_run
-from teola_plugin.shims.llamaindex.engines import history_writer
+from teola_plugin.runtime.prefetch_gate import PrefetchGate
+from teola_plugin.runtime.query_run import Claiming, QueryRun, current_run
+from teola_plugin.shims.llamaindex.interceptors import live_scopes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
@@ -98,81 +87,6 @@ class Settings:
     def requested_context(self) -> RequestedContext:
         """The values that were set; one that has its default is left to the query around."""
         return RequestedContext(self.tenant or None, self.deadline_s, None if self.weight == 1.0 else self.weight)
-
-
-class JoinedRun:
-    """A call without a graph of its own: its provider calls belong to the query that is live already."""
-
-    def __init__(self, query_run: QueryRun) -> None:
-        self.query_run = query_run
-        self.trace = query_run.trace
-
-    def close(self) -> None: ...
-
-    cancel = close
-
-
-Run = QueryRun | SubplanRun | JoinedRun
-
-
-class Prefetching(Protocol):
-    """Prefetched calls of the user's own models, for one call of the original."""
-
-    def in_force(self) -> AbstractContextManager[None]:
-        """Let the original's calls in the body claim prefetched results. An exception ends the prefetching."""
-        ...
-
-    def close(self) -> None:
-        """End the prefetching with the call."""
-        ...
-
-
-class StartedCall(NamedTuple):
-    """A call with its live query and the object that answers it; without a query, the original with its context."""
-
-    run: Run | None
-    target: Any
-    """The object whose method is called."""
-    request_context: RequestContext | None
-    """That of the original's requests where there is no query; None for the one around the call."""
-    deadline: Deadline | None
-    prefetcher: Prefetching | None = None
-    """Prefetches calls of the user's own models: without engines, or where the pool's graph starts nothing."""
-    rules: RoutingRules | None = None
-    """Which engines do the work of which models, also for answers that are read later."""
-
-    @property
-    def query_run(self) -> QueryRun | None:
-        return None if self.run is None else self.run.query_run
-
-    def check(self) -> None:
-        """Raise `QueryTimeout` if the deadline has passed."""
-        if self.deadline is not None:
-            self.deadline.check()
-
-    def close(self) -> None:
-        """End the query and the prefetching of a call that has its answer."""
-        if self.run is not None:
-            self.run.close()
-        if self.prefetcher is not None:
-            self.prefetcher.close()
-
-    def failing(self) -> AbstractContextManager[None]:
-        return self._in_both(lambda prefetcher: prefetcher.in_force(), failing)
-
-    def ending(self) -> AbstractContextManager[Any]:
-        return self._in_both(closing, ending)
-
-    def _in_both(
-        self, enter_prefetcher: Callable[[Prefetching], Any], enter_run: Callable[[Run], Any]
-    ) -> AbstractContextManager[Any]:
-        """Enter the contexts of the query and of its prefetching, as far as the call has them."""
-        stack = ExitStack()
-        if self.run is not None:
-            stack.enter_context(enter_run(self.run))
-        if self.prefetcher is not None:
-            stack.enter_context(enter_prefetcher(self.prefetcher))
-        return stack
 
 
 class ServedObject:
@@ -223,13 +137,15 @@ class Session(ServedObject):
         """Compares a share of the calls with the original's."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
         self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
+        self.gate = PrefetchGate(live_scopes)
+        """Says whether prefetching is worth its time."""
         self._last: list[Run] = []
 
     def with_request_context(self, settings: Settings) -> Session:
         """Return a session of the same object with other settings; plans are shared."""
         session = self._same_object(settings)
         session._traced, session.serving, session.shadow = self._traced, self.serving, self.shadow
-        session._prefetch_plans = self._prefetch_plans
+        session._prefetch_plans, session.gate = self._prefetch_plans, self.gate
         session.accelerate_copy = partial(self.accelerate_copy, settings=settings)
         return session
 
@@ -334,7 +250,7 @@ class Session(ServedObject):
             with call.failing(), joined(call.query_run, call.request_context):
                 answer = invoke(call.target)
                 call.check()
-        return _keep_query_open(call, answer)
+        return close_after(call, answer)
 
     async def acall(self, entry: str, graph_input: GraphInput | None, invoke: Callable[[Any], Awaitable[Any]]) -> Any:
         """`call` in a loop."""
@@ -343,7 +259,7 @@ class Session(ServedObject):
             with call.failing(), joined(call.query_run, call.request_context):
                 async with interrupting(call.deadline):
                     answer = await invoke(call.target if call.run is None else nonblocking(call.target))
-        return _keep_query_open(call, answer)
+        return close_after(call, answer)
 
     def _begin(self, entry: str, graph_input: GraphInput | None, *, is_async: bool = True) -> StartedCall:
         """Start the live query of a call. If it cannot be planned, the call runs without one."""
@@ -403,15 +319,20 @@ class Session(ServedObject):
         nothing is prefetched.
         """
         run, plan, target = None, None, self.original
+        gated = None if is_off or self.tracing_pool is not None else self.gate.begin(is_inside=bool(runs))
+        is_in_place = gated is not None and gated.is_in_place
+        is_off |= is_in_place
         try:
             if not is_off:
                 plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
                 plan = plan if plan is not None and plan.intercept() else None
             if plan is not None or (not is_off and _has_gaining_parts(target, self.settings.threads)):
                 target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)
-            if self.tracing_pool is None and plan is None and target is self.original:
+            if self.tracing_pool is None and plan is None and target is self.original and not is_in_place:
                 return unplanned_call
             run = self._watch_call(runs)
+            if gated is not None and isinstance(run, QueryRun):
+                gated.trace_in(run)
             prefetcher = None if plan is None else QueryPrefetcher(plan, graph_input, run.query_run)
         except Exception as error:  # nothing of the original has run yet
             log_fallback(error, self.original, f"a call of `{entry}`")
@@ -419,7 +340,7 @@ class Session(ServedObject):
                 run.close()
             return unplanned_call
         self._last[:] = [run]
-        return unplanned_call._replace(run=run, target=target, prefetcher=prefetcher)
+        return unplanned_call._replace(run=run, target=target, prefetcher=prefetcher, gated=gated)
 
     def _watch_call(self, runs: Sequence[Any]) -> Run:
         """Start the trace of a call without engines: as a query, or as a part of the query around it."""
@@ -522,79 +443,6 @@ _ENTRIES = {
     **{f"a{name}": (*entry, True) for name, entry in _SYNC_ENTRIES.items()},
 }
 """For each method that starts a query: the traced entry, the reader of its arguments, and whether it is async."""
-
-
-# ------------------------------------------------------------ answers that are read later
-
-
-def _keep_query_open(call: StartedCall, answer: Any) -> Any:
-    """Close the query now, or with the last piece of a streamed answer. Return the answer."""
-    if isinstance(answer, StreamingAgentChatResponse):
-        _close_with_history(call, answer)
-        return answer
-    if isinstance(answer, StreamingResponse) and isinstance(answer.response_gen, Generator):
-        answer.response_gen = _stream_in_query(call, answer.response_gen)
-    elif isinstance(answer, AsyncStreamingResponse) and isinstance(answer.response_gen, AsyncGenerator):
-        answer.response_gen = _astream_in_query(call, answer.response_gen)
-    elif isinstance(answer, Generator):
-        answer = _stream_in_query(call, answer)
-    elif isinstance(answer, AsyncGenerator):
-        answer = _astream_in_query(call, answer)
-    else:
-        call.close()
-        return answer
-    pieces = getattr(answer, "response_gen", answer)
-    weakref.finalize(pieces, call.close).atexit = False  # the answer may never be read
-    return answer
-
-
-def _close_with_history(call: StartedCall, answer: StreamingAgentChatResponse) -> None:
-    """Close the query when the answer is in the chat history, which a thread or a task writes.
-
-    Before llama-index-core 0.14.17 the caller does so with some engines, by reading the answer.
-    """
-    writer = history_writer(answer)
-    weakref.finalize(answer, call.close).atexit = False  # a loop may be gone before its tasks
-    if isinstance(writer, asyncio.Task):
-        writer.add_done_callback(lambda _: call.close())
-    elif writer is not None:
-        threading.Thread(target=_close_after_thread, args=(call, writer), name="teola-chat-end", daemon=True).start()
-    elif not answer.is_writing_to_memory and isinstance(answer.chat_stream, Generator):
-        answer.chat_stream = _stream_in_query(call, answer.chat_stream)
-    elif not answer.is_writing_to_memory and isinstance(answer.achat_stream, AsyncGenerator):
-        answer.achat_stream = _astream_in_query(call, answer.achat_stream)
-    else:
-        call.close()
-
-
-def _close_after_thread(call: StartedCall, thread: threading.Thread) -> None:
-    thread.join()
-    call.close()
-
-
-def _stream_in_query(call: StartedCall, pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Yield a streamed answer inside its query, which ends with it. Raise `QueryTimeout` past the deadline."""
-    with call.ending():
-        for piece in routed_items(call.rules, streamed_in(call.query_run, call.request_context, pieces)):
-            call.check()
-            yield piece
-        call.check()
-
-
-async def _astream_in_query(call: StartedCall, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Yield a streamed answer as `_stream_in_query` does, in a loop; the deadline interrupts a late piece."""
-    with call.ending():
-        items = arouted_items(call.rules, astreamed_in(call.query_run, call.request_context, pieces))
-        async with aclosing(items) as pieces_in_query:  # type: ignore[type-var]
-            while True:
-                async with interrupting(call.deadline):
-                    piece = await anext(pieces_in_query, _END)
-                if piece is _END:
-                    return
-                yield piece
-
-
-_END: Any = object()
 
 
 hide_from_stack_levels(globals())

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cli.arguments import count
-
 if TYPE_CHECKING:
     from teola_plugin.cluster.config import PoolConfig
 
@@ -197,3 +195,14 @@ def _print_profiles(profiles: dict[str, Any]) -> None:
             curve = ", ".join(f"{size}: {seconds:.4f}" for size, seconds in points)
             table.add_row(name, kind, curve, str(profile["max_efficient_batch"]), profile["device"])
     Console().print(table)
+
+
+def count(text: str) -> int:
+    """Parse a whole number of 1 or more. Raise `ArgumentTypeError`, which argparse prints as one line."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number

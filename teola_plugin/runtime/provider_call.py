@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from teola_plugin.observe.steps import TracedCall
+from teola_plugin.observe.steps import PROVIDER, TracedCall
 from teola_plugin.runtime.claims import Caller, Claims
 from teola_plugin.runtime.query_run import current_call
 from teola_plugin.shims.interception import STREAM_OPENED
@@ -84,17 +84,21 @@ class Item:
 class ProviderCall:
     """One call of a provider method, under way or done. Written where it runs, read from any thread or loop."""
 
-    def __init__(self, key: Hashable, claims: Claims, state: CallProgress) -> None:
+    def __init__(
+        self, key: Hashable, claims: Claims, state: CallProgress, invocation: Invocation | None = None
+    ) -> None:
         self.key, self.claims, self.state = key, claims, state
-        self.run_id: Any = None
+        self.run_id: Any = None if invocation is None else invocation.run_id
         """Of the framework's run in which the provider method is called; None if that is not known."""
-        self.target: Any = None
+        self.target: Any = None if invocation is None else invocation.target
         """The model or retriever that is called."""
         self.error: BaseException | None = None
         self.cancel: Callable[[], object] = bool
         """Cancel the prefetch that makes the call. A call on a thread cannot be cancelled: its result is dropped."""
         self.report: TracedCall | None = None
         """The row of this call in the trace of its query."""
+        if invocation is not None:
+            self.report = TracedCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
         self._items: list[Item] = []
         self._wakers: list[Callable[[], object]] = []
         self._lock = threading.Lock()

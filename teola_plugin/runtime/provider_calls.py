@@ -15,7 +15,6 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.observe.steps import PROVIDER, TracedCall
 from teola_plugin.request_keys import UnknownValue
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, Permit
 from teola_plugin.runtime.claims import OWN_GRAPH, Caller, ClaimRule, Claims, ClaimTable, PlannerGraph
@@ -31,7 +30,7 @@ from teola_plugin.runtime.provider_call import (
     executing,
     stream_chunks,
 )
-from teola_plugin.runtime.provider_limits import ProviderLimit, is_transient, provider_limit
+from teola_plugin.runtime.provider_limits import is_transient, limit_here, provider_limit
 from teola_plugin.runtime.query_run import current_position
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED
@@ -93,13 +92,8 @@ class ProviderCallTable:
 
         def make() -> ProviderCall:
             rule = ClaimRule.PURE_FOR_PLANNER if invocation.is_pure else ClaimRule.ONCE_PER_CALLER
-            call = ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED)
-            call.run_id, call.target = invocation.run_id, invocation.target
-            call.report = TracedCall(type(invocation.target).__name__, invocation.kind, PROVIDER)
-            if self._is_request_for is not None:
-                call.report.is_requested_by = partial(self._is_request_for, target=invocation.target)
-            new.append(call)
-            return call
+            new.append(ProviderCall(key, Claims(rule, caller), CallProgress.EXPECTED, invocation))
+            return new[0]
 
         if not is_offer:
             call = self._claims.claim_or_add(key, caller, make, graph)
@@ -110,8 +104,8 @@ class ProviderCallTable:
                 if offered is None:
                     raise CallNotShared
                 return offered, False
-        if new and call.report is not None and self._run is not None:
-            self._run.waits.add_provider_call(call.report)
+        if new:
+            self._trace(call)
         is_maker = may_make and self.begin_call(call)
         if caller is Caller.ORIGINAL:
             if call.report is not None:
@@ -124,6 +118,24 @@ class ProviderCallTable:
         elif graph is not OWN_GRAPH:
             call.claims.add_graph(graph, lookahead=graph.lookahead, is_new=bool(new))
         return call, is_maker
+
+    def unshared_call(self, invocation: Invocation) -> ProviderCall:
+        """Return a call of the original that has begun. It has no key, so nobody else can claim it."""
+        call = ProviderCall(object(), Claims(), CallProgress.EXPECTED, invocation)
+        self._trace(call)
+        self.begin_call(call)
+        call.withdraw()
+        return call
+
+    def _trace(self, call: ProviderCall) -> None:
+        """Write a new call to the trace of the query, if there is one."""
+        if (report := call.report) is None:
+            return
+        report.used = call.claims.made_by is Caller.ORIGINAL
+        if self._is_request_for is not None:
+            report.is_requested_by = partial(self._is_request_for, target=call.target)
+        if self._run is not None:
+            self._run.waits.add_provider_call(report)
 
     def begin_call(self, call: ProviderCall) -> bool:
         """Begin a call that is expected, and note when. Return False if somebody else has begun it."""
@@ -181,12 +193,6 @@ class ProviderCallTable:
                 call.withdraw()
 
 
-def limit_here() -> ProviderLimit | None:
-    """Return the limit of the model or retriever whose provider method runs here; None where none runs."""
-    target = executing.get()
-    return None if target is None else provider_limit(target)
-
-
 @dataclass(slots=True, eq=False)
 class CallScope:
     """The caller of the provider calls that are made here: the original of a query, or one of its prefetches."""
@@ -207,6 +213,8 @@ class CallScope:
     """The graph that asks for the prefetch."""
     key_of: Callable[[Invocation], Hashable] = methodcaller("key")
     """Returns the request key of a call."""
+    inside: Callable[[ProviderCall, Invocation], AbstractContextManager[None]] = InsideCall
+    """Returns the context in which a provider method runs."""
     expected: ProviderCall | None = None
     """The call that a prefetch entered with `expect`, or was parked for."""
     on_change: Callable[[], object] | None = bool
@@ -469,9 +477,7 @@ class CallScope:
         except UnknownValue:  # nobody else can ask for the same
             if is_prefetch:
                 raise
-            call = ProviderCall(object(), Claims(made_by=self.caller), CallProgress.NOT_SHARED)
-            call.target = invocation.target
-            return call, True
+            return self.table.unshared_call(invocation), True
         if self.expected is not None and self.expected.key == key:
             call, is_maker = self.expected, self.may_make and self.table.begin_call(self.expected)
         else:
@@ -498,7 +504,7 @@ class CallScope:
 
     def _inside(self, call: ProviderCall, invocation: Invocation) -> AbstractContextManager[None]:
         """Return a context whose body runs as part of the provider method."""
-        return nullcontext() if self.is_user_code else InsideCall(call, invocation)
+        return nullcontext() if self.is_user_code else self.inside(call, invocation)
 
     def _recorder(self, call: ProviderCall) -> Callable[[Any], object] | None:
         return (lambda event: call.put(Item(event, is_event=True))) if self.caller is Caller.PLANNER else None
@@ -524,10 +530,7 @@ class CallScope:
         return copied if is_prefetch else value
 
     def _received(self, value: Any) -> Any:
-        """Return a value of another scope's call; for a prefetch a copy, as its framework may write ids into it.
-
-        Raise `TypeError` if it cannot be copied.
-        """
+        """Return a value of another scope's call, copied for a prefetch: frameworks write to it. Raises `TypeError`."""
         return value if self.copy is None or self.caller is Caller.ORIGINAL else self.copy(value)
 
     def _note_changed_arguments(self, call: ProviderCall, invocation: Invocation) -> None:
@@ -557,10 +560,7 @@ class CallScope:
         call.end()
 
     def withdraw(self, run_id: Any) -> None:
-        """Let the original make the call of this run, or the one that is executed here.
-
-        It calls other objects of its framework, of which the original has to hear.
-        """
+        """Let the original make the call of this run, or the one made here: it has to hear of objects called inside."""
         target = executing.get()
         for call in self.calls:
             if not call.is_over and (call.run_id == run_id or (target is not None and call.target is target)):

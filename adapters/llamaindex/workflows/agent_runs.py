@@ -20,7 +20,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index.core.workflow import Context
 from pydantic import BaseModel
 
-from teola_plugin.adapters.llamaindex.substitution import Accelerate
+from teola_plugin.adapters.llamaindex.copies import Accelerate
 from teola_plugin.adapters.llamaindex.workflows.tool_wait import ToolWait, wait_for_tools
 from teola_plugin.passes import Pass
 from teola_plugin.pool import EnginePool

@@ -16,8 +16,9 @@ from llama_index.core.workflow.handler import WorkflowHandler  # type: ignore[at
 
 from teola_plugin.adapters.calls import Deadline, interrupting, joined
 from teola_plugin.adapters.explain import COMPARE, NO_POOL, describe_measured_gain, ended_trace, seconds_saved
-from teola_plugin.adapters.llamaindex.session import GraphInput, JoinedRun, Run, Session, Settings, StartedCall
-from teola_plugin.adapters.llamaindex.substitution import Accelerate
+from teola_plugin.adapters.llamaindex.copies import Accelerate
+from teola_plugin.adapters.llamaindex.session import GraphInput, Session, Settings
+from teola_plugin.adapters.llamaindex.started_calls import JoinedRun, Run, StartedCall
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import (
     AgentRun,
     ToolAccelerator,
@@ -118,11 +119,20 @@ class WorkflowSession(Session):
         with self.calling():
             call = self._begin(RUN, None, is_async=True)
             if self._step_plans is not None:
-                run = self._trace_run(self._step_plans) if call.run is None else JoinedRun(call.run.query_run)
-                call = call._replace(prefetcher=self._step_plans.start_run(run))
+                call = self._prefetch_in_steps(call, self._step_plans)
             with call.failing(), joined(call.query_run, call.request_context), in_agent_run(self._agent_run(call.run)):
                 handler = call.target.run(*args, **kwargs)
         return keep_query_open(call, handler)
+
+    def _prefetch_in_steps(self, call: StartedCall, plans: StepPlans) -> StartedCall:
+        """Return the call of a run whose steps prefetch their calls, unless these take no time."""
+        gated = self.gate.begin(is_inside=current_run.get() is not None) if plans.prefetches_calls() else None
+        run = self._trace_run(plans) if call.run is None else JoinedRun(call.run.query_run)
+        if gated is None or not gated.is_in_place:
+            return call._replace(prefetcher=plans.start_run(run), gated=gated)
+        if run is not None and isinstance(run.query_run, QueryRun):
+            gated.trace_in(run.query_run)
+        return call._replace(gated=gated)
 
     def _trace_run(self, plans: StepPlans) -> Run | None:
         """Start the trace of a run whose steps prefetch calls; None if none does, or if it cannot be traced."""

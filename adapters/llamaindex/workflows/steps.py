@@ -28,7 +28,7 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     plan_of_sites,
     rows_of_sites,
 )
-from teola_plugin.adapters.llamaindex.session import Run
+from teola_plugin.adapters.llamaindex.started_calls import Run
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import is_agent
 from teola_plugin.adapters.plan_report import CallRow, Explanation, PrefetchCounts, Reason, Status
 from teola_plugin.adapters.planned_queries import log_fallback

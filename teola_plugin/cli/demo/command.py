@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teola_plugin.cli.arguments import count
+from teola_plugin.cli.pool import count
 from teola_plugin.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from teola_plugin.cli.arguments import count
+from teola_plugin.cli.pool import count
 from teola_plugin.errors import RegistrationError
 
 SOUND, FAILING = 0, 1

@@ -34,8 +34,8 @@ from support.private_names import touches
 import teola_plugin.adapters.llamaindex
 import teola_plugin.shims.llamaindex
 from teola_plugin.adapters import accelerate
+from teola_plugin.adapters.llamaindex.copies import nonblocking
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_index
-from teola_plugin.adapters.llamaindex.nonblocking import nonblocking
 from teola_plugin.adapters.llamaindex.workflows.agent_runs import ToolAccelerator
 from teola_plugin.shims.llamaindex import EXTENSION_POINTS, engines, models, queries, retrieval, workflows
 from teola_plugin.shims.llamaindex import synthesizers as writers
