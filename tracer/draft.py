@@ -38,15 +38,10 @@ _DEFAULT_SPELLING = "lines"
 def mark_fallible(call: ClientCall) -> ClientCall:
     """Mark a callable whose exception may end the original's run: a parser, the user's own function.
 
-    The callable itself is marked and returned; `is_fallible` reads the mark.
+    The callable itself is marked and returned. Its exceptions are no faults of the plan (`failed_prefetch`).
     """
     call.teola_may_raise = True  # type: ignore[attr-defined]
     return call
-
-
-def is_fallible(call: object) -> bool:
-    """Return True if `mark_fallible` has marked the callable."""
-    return bool(getattr(call, "teola_may_raise", False))
 
 
 def as_lookahead(component: Component, *, certain: bool) -> Component:

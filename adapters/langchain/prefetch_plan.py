@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,60 +42,27 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.runtime.call_limits import ConcurrencyLimit
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
-from teola_plugin.tracer.draft import TraceResult, is_fallible
+from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.langchain.trace import ReadFunction, trace
 
 
-class AlwaysReached:
-    """A predicate: the original comes to a call, whatever becomes of the steps that the call no longer waits for."""
+class PassedSteps:
+    """The steps that calls no longer wait for. A call is certain unless the user's own code is among them.
 
-    def __init__(self, planned: Optimised, traced: TraceResult) -> None:
-        assert planned.source is not None
-        self._source, self._graph = planned.source, planned.graph
-        self._calls = traced.calls
-        self._looked_up = {ref for ref in traced.required_keys if not ref.external}
+    Such code may end the run on purpose, or change what the call reads. Parsers, and pure functions, which contain no
+    `raise`, may fail as well, but only where the answer of a model is not what the author expects.
+    """
 
-    def __call__(self, p: Primitive, passed: frozenset[str]) -> bool:
-        """Return True if the original certainly makes the call `p`, which no longer waits for the steps `passed`.
+    def __init__(self, source: Graph) -> None:
+        self._source = source
 
-        False if one of these steps may raise, or if the values that `p` waits for leave open if a required key is
-        there.
-        """
-        awaited = [p, *(self._graph[name] for name in self._graph.ancestors[p.id])]
-        known_values = {ref for one in awaited for ref in one.refs}
-        steps = [self._source[name] for name in passed]
-        if not self._looked_up <= known_values:
-            return False
-        return not any(self._may_end(step, self._source, known_values) for step in steps)
+    def are_harmless(self, passed: Iterable[str]) -> bool:
+        """Return True if no step of these names runs the user's own code."""
+        return not any(is_impure(self._source[name]) for name in passed)
 
-    def in_each(self, call: Primitive, body: Graph) -> bool:
-        """Return True if no step of a MAP's body that stands before a call ends the original, whatever the item.
-
-        That items have the keys that models need was seen before (`_ChainTracer._with_keys`).
-        """
-        steps = [call, *(body[name] for name in body.ancestors[call.id])]
-        if call.kind is PrimitiveKind.SEARCHING and any(
-            ref.external and ref.path for step in steps for ref in step.refs
-        ):
-            return False
-        return not any(self._may_end(step, body) for step in steps[1:])
-
-    def _may_end(self, step: Primitive, source: Graph, known_values: Collection[Ref] = ()) -> bool:
-        """Return True if a step may raise or is user code, so that the original may not come to what stands behind it.
-
-        `known_values` are there already: reading them cannot fail.
-        """
-        if is_impure(step) or any(is_fallible(self._calls.get(one.call)) for one in (step, *leaf_primitives(step))):
-            return True
-        if step.holds_fragment and any(ref.external and ref.path for one in leaf_primitives(step) for ref in one.refs):
-            return True  # keys of an item
-        refs = [ref for ref in step.refs if not ref.external and ref not in known_values]
-        return any(self._may_lack(step, ref, source[ref.producer]) for ref in refs)
-
-    def _may_lack(self, step: Primitive, ref: Ref, producer: Primitive) -> bool:
-        """Return True if a step reads a key that may not be there, or fills a prompt with what user code made."""
-        is_user_code = is_impure(producer) or is_fallible(self._calls.get(producer.call))
-        return bool(ref.path) or (is_user_code and step.kind is PrimitiveKind.PREFILLING)
+    def are_harmless_in_each(self, call: Primitive, body: Graph) -> bool:
+        """Return True if no step of a MAP's body that stands before a call runs the user's own code."""
+        return not any(is_impure(body[name]) for name in body.ancestors[call.id])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +111,11 @@ _WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
 def sites_that_gain(
     optimised: Optimised,
     take_equal_time: Callable[[str, str], bool],
-    is_reached: Callable[[Primitive, frozenset[str]], bool],
+    passed_steps: PassedSteps | None,
 ) -> frozenset[str]:
     """Return the sites of wrapped leaves that no longer wait for something they do not need, and that takes time.
 
-    `take_equal_time`: whether the leaves at two sites take as long. `is_reached`: whether the original comes to a call
-    whatever the given primitives, which stand before it, make of it.
+    `take_equal_time`: whether the leaves at two sites take as long. `passed_steps`: None if calls may pass all steps.
     """
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
@@ -159,29 +125,30 @@ def sites_that_gain(
         _site(p)
         for p in calls
         if any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
-        and is_reached(p, dropped_waits(p.id, source, graph))
+        and (passed_steps is None or passed_steps.are_harmless(dropped_waits(p.id, source, graph)))
         and not any(take_equal_time(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
 
 
-def mapped_sites_that_gain(optimised: Optimised, reached: AlwaysReached | None) -> Iterator[str]:
+def mapped_sites_that_gain(optimised: Optimised, passed_steps: PassedSteps | None) -> Iterator[str]:
     """Yield the sites in bodies of `.map()` whose calls the original is certain to make, and that start sooner: before
     steps in front of the list, or before the step in front of them was made for all items.
 
-    `reached`: None if calls may pass all steps.
+    `passed_steps`: None if calls may pass all steps.
     """
     source, graph = optimised.source, optimised.graph
     for p in graph if source is not None else ():
         assert source is not None
         body = source[p.id].fragment if p.id in source else None
         dropped = dropped_waits(p.id, source, graph) if body is not None else frozenset[str]()
-        if body is None or (reached is not None and not reached(p, dropped)):
+        if body is None or (passed_steps is not None and not passed_steps.are_harmless(dropped)):
             continue
         is_freed = any(takes_time(source[name]) for name in dropped)
         for q in body.graph:
             is_later = any(takes_time(body.graph[name]) for name in body.graph.ancestors[q.id])
             is_call = q.engine == PROVIDER and q.kind in _CALLS
-            if is_call and (is_freed or is_later) and (reached is None or reached.in_each(q, body.graph)):
+            is_certain = passed_steps is None or passed_steps.are_harmless_in_each(q, body.graph)
+            if is_call and (is_freed or is_later) and is_certain:
                 yield _site(q)
 
 
@@ -383,9 +350,9 @@ def plan_prefetching(
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     intercept()
-    reached = AlwaysReached(planned, traced) if careful and planned.source is not None else None
+    passed_steps = PassedSteps(planned.source) if careful and planned.source is not None else None
     predicted = predicted_sites(planned.graph)
-    mapped_sites = frozenset(mapped_sites_that_gain(planned, reached))
+    mapped_sites = frozenset(mapped_sites_that_gain(planned, passed_steps))
     if careful:
         mapped_sites, predicted = (
             mapped_sites - predicted,
@@ -397,7 +364,7 @@ def plan_prefetching(
         | sites_that_gain(
             planned,
             lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
-            reached or (lambda p, passed: True),
+            passed_steps,
         )
     )
     sooner = () if planned.source is None else sites_that_start_sooner(planned.source, planned.graph)

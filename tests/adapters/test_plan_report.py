@@ -13,7 +13,6 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.globals import set_llm_cache
-from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -122,9 +121,15 @@ def two_nodes(model: Any, **second: Any) -> Any:
 
 
 def may_raise(model: Any) -> Any:
-    """Return a chain of two calls with a parser between them that may raise."""
+    """Return a chain of two calls with a function between them that may raise."""
+
+    def checked(message: Any) -> Any:
+        if not message.content:
+            raise ValueError("no answer")
+        return message
+
     ask = ChatPromptTemplate.from_template
-    first = RunnablePassthrough.assign(a=ask("A of {x}") | model | JsonOutputParser())
+    first = RunnablePassthrough.assign(a=ask("A of {x}") | model | RunnableLambda(checked))
     return first.assign(b=ask("B of {x}") | model)
 
 

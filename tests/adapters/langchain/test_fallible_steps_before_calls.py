@@ -1,4 +1,8 @@
-"""Tests of steps that may fail before a call of the user's own model: the call is not prefetched."""
+"""Tests of steps that may fail before a call of the user's own model.
+
+The call is not prefetched behind code that may refuse the input. It is behind parsers and pure functions, which have no
+`raise`: when one of them fails, a later call may have been made.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pytest
 from differential.recording import observe
-from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
+from langchain_core.output_parsers import (
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+    StrOutputParser,
+)
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import (
     Runnable,
@@ -22,6 +31,7 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tools import tool
+from pydantic import BaseModel
 from support.own_leaves import Chat, Ledger, Notes
 
 from teola_plugin import EnginePool, accelerate
@@ -105,12 +115,15 @@ CHECKS: dict[str, Any] = {
     "generator": RunnableGenerator(refuse_pieces),
     "a function beside": RunnablePassthrough(refuse),
     "a function behind a fallback": RunnableLambda(refuse).with_fallbacks([RunnableLambda(refuse)]),
+}
+SLIPS: dict[str, Any] = {
     "key of another table": lambda x: {"why not": 1}[x["question"]],
     "missing key": lambda x: x["role"],
     "missing key of an item": itemgetter("role"),
     "number": lambda x: int(x["question"]),
     "variable that is missing": ask("{role}", Chat(ledger=Ledger())),
 }
+"""Pure functions that fail."""
 SHAPES: dict[str, Callable[[Ledger, Any], Chain]] = {
     "at first": at_first,
     "between": between,
@@ -131,6 +144,19 @@ def test_no_later_call_is_made_if_a_check_raises(shape: str, check: str, way: st
     assert requests == {call for call in alone.calls if not call.startswith("a: ")} == set()
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slip", SLIPS)
+@pytest.mark.parametrize("shape", ["at first", "between", "in an arm"])
+def test_error_of_a_pure_function_is_the_same_and_later_calls_are_made_at_most_once(
+    shape: str, slip: str, way: str
+) -> None:
+    plain = observe(SHAPES[shape](Ledger(), SLIPS[slip]), way, QUESTION)
+    beside = Ledger(jitter=0.002)
+    observed = observe(accelerate(SHAPES[shape](beside, SLIPS[slip])), way, QUESTION)
+    assert plain.failed and observed.result == plain.result
+    assert max(beside.calls.values(), default=1) == 1
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 def test_no_later_call_is_made_if_a_branch_condition_raises(way: str) -> None:
     ledger = Ledger(jitter=0.002)
@@ -139,7 +165,7 @@ def test_no_later_call_is_made_if_a_branch_condition_raises(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_no_later_call_is_made_if_a_parser_raises(way: str) -> None:
+def test_error_of_a_parser_is_the_same_and_later_calls_are_made_at_most_once(way: str) -> None:
     def chain(ledger: Ledger) -> Chain:
         json = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger, says="no json") | JsonOutputParser()
         return (
@@ -152,7 +178,8 @@ def test_no_later_call_is_made_if_a_parser_raises(way: str) -> None:
     plain = observe(chain(alone), way, QUESTION)
     assert plain.failed
     assert observe(accelerate(chain(beside)), way, QUESTION) == plain
-    assert beside.calls == alone.calls
+    assert set(alone.calls) <= set(beside.calls)
+    assert max(beside.calls.values()) == 1
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -175,7 +202,7 @@ def test_no_call_is_made_if_a_prompt_cannot_be_formatted(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("each", [lambda item: int(item), lambda item: item["none"]])
-def test_no_later_call_is_made_if_a_mapped_function_raises(each: Any, way: str) -> None:
+def test_error_of_a_mapped_function_is_the_same_and_later_calls_are_made_at_most_once(each: Any, way: str) -> None:
     with EnginePool.local(fake_engines()) as pool:
 
         def chain(ledger: Ledger) -> Chain:
@@ -189,11 +216,11 @@ def test_no_later_call_is_made_if_a_mapped_function_raises(each: Any, way: str) 
         plain = observe(chain(alone), way, QUESTION)
         assert plain.failed
         assert observe(accelerate(chain(beside), pool=pool), way, QUESTION).result == plain.result
-        assert beside.calls == alone.calls == {}
+        assert max(beside.calls.values(), default=1) == 1
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_no_later_call_is_made_after_an_index_error(way: str) -> None:
+def test_index_error_is_the_same_and_later_calls_are_made_at_most_once(way: str) -> None:
     class Empty(Notes):
         def _get_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
             return []
@@ -212,7 +239,7 @@ def test_no_later_call_is_made_after_an_index_error(way: str) -> None:
     plain = observe(chain(alone), way, QUESTION)
     assert plain.result.startswith("IndexError")
     assert observe(accelerate(chain(beside)), way, QUESTION) == plain
-    assert beside.calls == alone.calls == {}
+    assert max(beside.calls.values(), default=1) == 1
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
@@ -240,13 +267,43 @@ def test_calls_after_a_passed_check_overlap(way: str) -> None:
     assert ledger.most_at_once == 2 and ledger.variables == [True, True]
 
 
+class Sentiment(BaseModel):
+    """The schema of an answer."""
+
+    label: str
+
+
+class StructuredChat(Chat):
+    """A model that answers by a schema, as those of providers do: a parser reads the text."""
+
+    def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:
+        return self | PydanticOutputParser(pydantic_object=schema)
+
+
+PARSED: dict[str, Callable[[Ledger], Chain]] = {
+    "list": lambda ledger: Chat(ledger=ledger) | CommaSeparatedListOutputParser(),
+    "JSON": lambda ledger: Chat(ledger=ledger, says='{"label": "good"}') | JsonOutputParser(),
+    "Pydantic": lambda ledger: StructuredChat(ledger=ledger, says='{"label": "good"}').with_structured_output(
+        Sentiment
+    ),
+    "pure function": lambda ledger: Chat(ledger=ledger) | (lambda message: message.content.strip()),
+    "attribute": lambda ledger: Chat(ledger=ledger) | attrgetter("content"),
+}
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
-def test_calls_after_a_parser_that_cannot_fail_are_prefetched(way: str) -> None:
+@pytest.mark.parametrize("parsed", PARSED)
+def test_calls_behind_parsers_and_pure_functions_are_prefetched(parsed: str, way: str) -> None:
     ledger = Ledger(meet=2)
-    first = ChatPromptTemplate.from_template("{question}") | Chat(ledger=ledger) | CommaSeparatedListOutputParser()
+    first = ChatPromptTemplate.from_template("{question}") | PARSED[parsed](ledger)
     chain = assign(a=first) | assign(b=ask("{question}", Chat(ledger=ledger, says="b")))
-    observe(accelerate(chain), way, QUESTION)
+    plain = observe(chain, way, QUESTION)
+    ledger.calls.clear()
+    ledger.most_at_once = 0
+    observed = observe(accelerate(chain), way, QUESTION)
+    assert observed.result == plain.result
     assert ledger.most_at_once == 2
+    assert set(ledger.calls.values()) == {1}
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])

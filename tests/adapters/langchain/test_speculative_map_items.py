@@ -18,6 +18,7 @@ from support.writing_llm import WritingLLM, Written
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.langchain.chat import ChatTeola
+from teola_plugin.adapters.plan_report import Status
 from teola_plugin.engines import profiles
 from teola_plugin.engines.fake import FakeLLM
 from teola_plugin.pool import EnginePool
@@ -138,7 +139,7 @@ def test_list_item_is_requested_while_the_next_item_is_generated(name: str, way:
 @pytest.mark.parametrize("name", CHAINS)
 def test_user_models_get_no_speculative_calls_by_default(pool: EnginePool, name: str, speculate: str) -> None:
     make, _ = CHAINS[name]
-    assert accelerate(make(pool, Ledger()), speculate=speculate)._prefetch_plan is None
+    assert not accelerate(make(pool, Ledger()), speculate=speculate).report().with_status(Status.SPECULATIVE)
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
