@@ -281,9 +281,11 @@ class QueryCalls:
     def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome] | None:
         """Return what the object at a site gives for an input: from a prefetch, or from the original's own call.
 
-        Return None if the planner has no use for it.
+        Return None if the planner has no use for it, and at a site to which entry points of this kind do not come.
         """
         site, is_read = self.sites[key], bool(part) or key not in self._unread
+        if site.on_loop not in (None, self._loop is not None):
+            return None
         with self._lock:
             self._reached.add(key)
             is_prefetched = key in self._prefetched and key not in self._passed

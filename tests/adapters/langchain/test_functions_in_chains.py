@@ -213,6 +213,29 @@ def test_function_not_run_by_the_entry_point_makes_no_call(way: str) -> None:
     assert fast.most_at_once == (2 if way == "invoke" else 0)
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_functions_for_both_entry_points_that_share_a_coroutine_make_each_call_once(way: str) -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        async def take_notes(inputs: dict[str, Any]) -> list[Any]:
+            notes = [await model.ainvoke(f"note {item}") for item in inputs["items"]]
+            checks = [await model.ainvoke(f"check {item}") for item in inputs["items"]]
+            return [answer.content for answer in (*notes, *checks)]
+
+        def run_take_notes(inputs: dict[str, Any]) -> list[Any]:
+            return asyncio.run(take_notes(inputs))
+
+        return RunnableLambda(run_take_notes, afunc=take_notes)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert way == "invoke" or fast.most_at_once == 6
+
+
 def test_explain_names_the_loop_of_a_function() -> None:
     assert (
         "each model call of take_notes.each together with those of the other items"
