@@ -436,7 +436,7 @@ def _explain_in_place(
     direct = [p for p in waits if not any(p.id in source.ancestors[q.id] for q in waits)]
     names = tuple(dict.fromkeys(component_of(p.id) for p in direct))
     if key and key not in own_calls.prefetchable and name in prefetch_starts(optimised, forms=forms):
-        return Explanation(Reason.MAY_RAISE)
+        return Explanation(Reason.NOT_SOONER)
     if not names:
         return Explanation(Reason.FIRST)
     return Explanation(Reason.BEHIND_CODE if any(map(is_impure, direct)) else Reason.NEEDS_RESULTS, names)

@@ -98,10 +98,7 @@ class Reason(Enum):
         "it is no longer prefetched, since the original made another call there: a handler, or code of the model's "
         "own, changes what it is asked"
     )
-    MAY_RAISE = (
-        "a step before it may raise, and then the original would not make it",
-        'accelerate(..., speculate="all")',
-    )
+    NOT_SOONER = "whatever needs it also waits for another call that takes as long, so nothing would be gained"
     MODEL_INSIDE = (
         "{names} is called inside the function{where}, so which model it makes is not known before",
         "model = {names}(...)  # outside of the function",

@@ -34,7 +34,7 @@ from teola_plugin.adapters.planned_queries import dropped_waits, sites_that_star
 from teola_plugin.adapters.provider_executor import shared_pool
 from teola_plugin.adapters.thread_safety import NOBODY, ThreadSafety
 from teola_plugin.errors import TeolaError
-from teola_plugin.graph import INPUT, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate, is_impure
+from teola_plugin.graph import INPUT, Graph, Path, Primitive, PrimitiveKind, Ref, WorkflowTemplate
 from teola_plugin.observe.steps import PROVIDER
 from teola_plugin.passes import Optimised, Pass
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
@@ -44,25 +44,6 @@ from teola_plugin.shims import langchain as shims
 from teola_plugin.shims.langchain_interceptors import wrap_new_classes
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.langchain.trace import ReadFunction, trace
-
-
-class PassedSteps:
-    """The steps that calls no longer wait for. A call is certain unless the user's own code is among them.
-
-    Such code may end the run on purpose, or change what the call reads. Parsers, and pure functions, which contain no
-    `raise`, may fail as well, but only where the answer of a model is not what the author expects.
-    """
-
-    def __init__(self, source: Graph) -> None:
-        self._source = source
-
-    def are_harmless(self, passed: Iterable[str]) -> bool:
-        """Return True if no step of these names runs the user's own code."""
-        return not any(is_impure(self._source[name]) for name in passed)
-
-    def are_harmless_in_each(self, call: Primitive, body: Graph) -> bool:
-        """Return True if no step of a MAP's body that stands before a call runs the user's own code."""
-        return not any(is_impure(body[name]) for name in body.ancestors[call.id])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +89,10 @@ _CALLS = (PrimitiveKind.PREFILLING, PrimitiveKind.SEARCHING)
 _WRITING = (PrimitiveKind.DECODING, PrimitiveKind.PARTIAL_DECODING)
 
 
-def sites_that_gain(
-    optimised: Optimised,
-    take_equal_time: Callable[[str, str], bool],
-    passed_steps: PassedSteps | None,
-) -> frozenset[str]:
+def sites_that_gain(optimised: Optimised, take_equal_time: Callable[[str, str], bool]) -> frozenset[str]:
     """Return the sites of wrapped leaves that no longer wait for something they do not need, and that takes time.
 
-    `take_equal_time`: whether the leaves at two sites take as long. `passed_steps`: None if calls may pass all steps.
+    `take_equal_time`: whether the leaves at two sites take as long.
     """
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
@@ -125,30 +102,24 @@ def sites_that_gain(
         _site(p)
         for p in calls
         if any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
-        and (passed_steps is None or passed_steps.are_harmless(dropped_waits(p.id, source, graph)))
         and not any(take_equal_time(_site(p), _site(q)) and _lasts_longer(q, p, source, graph) for q in calls)
     )
 
 
-def mapped_sites_that_gain(optimised: Optimised, passed_steps: PassedSteps | None) -> Iterator[str]:
-    """Yield the sites in bodies of `.map()` whose calls the original is certain to make, and that start sooner: before
-    steps in front of the list, or before the step in front of them was made for all items.
-
-    `passed_steps`: None if calls may pass all steps.
-    """
+def mapped_sites_that_gain(optimised: Optimised) -> Iterator[str]:
+    """Yield the sites in bodies of `.map()` whose calls start sooner: before steps in front of the list, or before the
+    step in front of them was made for all items."""
     source, graph = optimised.source, optimised.graph
     for p in graph if source is not None else ():
         assert source is not None
         body = source[p.id].fragment if p.id in source else None
-        dropped = dropped_waits(p.id, source, graph) if body is not None else frozenset[str]()
-        if body is None or (passed_steps is not None and not passed_steps.are_harmless(dropped)):
+        if body is None:
             continue
-        is_freed = any(takes_time(source[name]) for name in dropped)
+        is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))
         for q in body.graph:
             is_later = any(takes_time(body.graph[name]) for name in body.graph.ancestors[q.id])
             is_call = q.engine == PROVIDER and q.kind in _CALLS
-            is_certain = passed_steps is None or passed_steps.are_harmless_in_each(q, body.graph)
-            if is_call and (is_freed or is_later) and is_certain:
+            if is_call and (is_freed or is_later):
                 yield _site(q)
 
 
@@ -350,9 +321,8 @@ def plan_prefetching(
     except TeolaError:  # what cannot be planned runs as it always did
         return None
     intercept()
-    passed_steps = PassedSteps(planned.source) if careful and planned.source is not None else None
     predicted = predicted_sites(planned.graph)
-    mapped_sites = frozenset(mapped_sites_that_gain(planned, passed_steps))
+    mapped_sites = frozenset(mapped_sites_that_gain(planned))
     if careful:
         mapped_sites, predicted = (
             mapped_sites - predicted,
@@ -364,7 +334,6 @@ def plan_prefetching(
         | sites_that_gain(
             planned,
             lambda one, other: take_as_long(sites_by_path[one].target, sites_by_path[other].target),
-            passed_steps,
         )
     )
     sooner = () if planned.source is None else sites_that_start_sooner(planned.source, planned.graph)

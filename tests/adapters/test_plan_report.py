@@ -120,19 +120,6 @@ def two_nodes(model: Any, **second: Any) -> Any:
     return graph.compile()
 
 
-def may_raise(model: Any) -> Any:
-    """Return a chain of two calls with a function between them that may raise."""
-
-    def checked(message: Any) -> Any:
-        if not message.content:
-            raise ValueError("no answer")
-        return message
-
-    ask = ChatPromptTemplate.from_template
-    first = RunnablePassthrough.assign(a=ask("A of {x}") | model | RunnableLambda(checked))
-    return first.assign(b=ask("B of {x}") | model)
-
-
 class OwnLLM(MockLLM):
     """An LLM whose calls share something."""
 
@@ -190,12 +177,6 @@ FIXES: dict[str, tuple[Make, Reason, str, Make]] = {
         Reason.SWITCHED_OFF,
         'accelerate(..., speculate="auto")',
         lambda: accelerate(two_nodes(chat()), speculate="auto"),
-    ),
-    "a step that may raise": (
-        lambda: accelerate(may_raise(chat())),
-        Reason.MAY_RAISE,
-        'accelerate(..., speculate="all")',
-        lambda: accelerate(may_raise(chat()), speculate="all"),
     ),
     "rate limiter": (
         lambda: accelerate(two_steps(chat(rate_limiter=LIMITER))),
