@@ -531,12 +531,12 @@ class MethodQuery:
             task.cancel()
         self.run.close()
 
-    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome]:
+    def prefetch(self, request: ProviderRequest, request_id: str, part: str) -> Future[Outcome]:
         """Return what the model at a call site gives. See `provider_executor.Prefetcher`."""
-        result: Future[Outcome] = Future()
+        key, result = request.site, Future[Outcome]()
         scope = CallScope(self._table, Caller.PLANNER, self._adapter.snapshot, request_id=request_id)
         try:
-            invocation = self._adapter.prefetched_invocation(self._plan.targets[key], input)
+            invocation = self._adapter.prefetched_invocation(self._plan.targets[key], request.input)
             is_repeated = self._table.has_call(invocation.key())  # equal calls are made as the original makes them
         except (NotCopied, TypeError, ValueError, NotUnderstood) as error:
             result.set_result(Outcome(error=error))

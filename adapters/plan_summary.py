@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from teola_plugin.adapters.planned_queries import dropped_waits, forms_matter, has_untold_drafts
+from teola_plugin.adapters.planned_queries import dropped_waits, forms_matter, has_untold_drafts, left_in_place
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, is_impure
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
@@ -304,6 +304,9 @@ def prefetch_starts(
         ]
         for one in (name, *inside_lists.get(name, ())) if waits and name not in forms.unknown else ():
             starts.setdefault(one, f"without waiting for {listed(waits)}")
+    for holder in map(component_of, left_in_place(graph)):
+        for name in (holder, *inside_lists.get(holder, ())):
+            starts.pop(name, None)
     for name, tokens in _prompt_beginnings(graph).items():
         starts.setdefault(name, f"the first {tokens} tokens of its prompt, early")
     return starts

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from teola_plugin.adapters.calls import Deadline
 from teola_plugin.errors import EngineUnavailable, TeolaError
-from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, Query
+from teola_plugin.graph import IMPURE_KINDS, Component, Graph, Primitive, PrimitiveKind, Query
 from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
@@ -67,10 +67,19 @@ def dropped_waits(name: str, source: Graph, graph: Graph) -> frozenset[str]:
     return source.ancestors[name] - graph.ancestors[name]
 
 
+def left_in_place(graph: Graph) -> frozenset[str]:
+    """Return the primitives that are left to the original: the first calls behind user code inside a function, and
+    what waits for such code where no later call shows that it has ended."""
+    shown = {name for p in graph for name in p.attributes.ends}
+    unshown = {p.id for p in graph if p.kind is PrimitiveKind.OPAQUE and not p.inputs and p.id not in shown}
+    return frozenset(p.id for p in graph if p.attributes.ends or graph.ancestors[p.id] & unshown)
+
+
 def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:
     """Yield the sites whose calls wait for less in the e-graph than in the p-graph, or run in parallel in a list."""
+    in_place = left_in_place(graph)
     for p in graph:
-        if p.id not in source:
+        if p.id not in source or p.id in in_place:
             continue
         before = source[p.id]
         is_freed = any(takes_time(source[name]) for name in dropped_waits(p.id, source, graph))

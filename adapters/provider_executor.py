@@ -40,7 +40,7 @@ class Outcome:
 class Prefetcher(Protocol):
     """Makes the provider calls that the graph of one query asks for."""
 
-    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome] | None:
+    def prefetch(self, request: ProviderRequest, request_id: str, part: str) -> Future[Outcome] | None:
         """Return what the object at a call site gives for an input: from a prefetch, or from the original's call.
 
         Return None if nothing in the graph reads it: the request ends with its query. `part`: the name of the part of
@@ -60,6 +60,8 @@ class ProviderRequest:
 
     site: str
     input: Any
+    ends: tuple[str, ...] = ()
+    """Names of user code that has ended once the original makes this call; the call is not prefetched then."""
 
 
 class ProviderExecutor:
@@ -152,7 +154,7 @@ class ProviderPort(DirectPort):
                 self._end(entry, error=self._failure("its query is over"))
                 continue
             part = next(iter(entry.claims.graphs), "")
-            outcome = calls.prefetch(request.payload.site, request.payload.input, request.id, part)
+            outcome = calls.prefetch(request.payload, request.id, part)
             if outcome is not None:
                 outcome.add_done_callback(partial(self._arrived, asyncio.get_running_loop(), entry))
 

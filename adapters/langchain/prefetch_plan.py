@@ -97,7 +97,8 @@ def sites_that_gain(optimised: Optimised, take_equal_time: Callable[[str, str], 
     source, graph = optimised.source, optimised.graph
     if source is None or source is graph:
         return frozenset()
-    calls = [p for p in graph if p.engine == PROVIDER and p.kind in _CALLS and p.id in source]
+    provided = [p for p in graph if p.engine == PROVIDER and p.kind in _CALLS]
+    calls = [p for p in provided if p.id in source and not p.attributes.ends]
     return frozenset(
         _site(p)
         for p in calls

@@ -32,8 +32,9 @@ from langchain_core.utils.uuid import uuid7
 from teola_plugin.adapters.langchain.listening import runs_in
 from teola_plugin.adapters.langchain.prefetch_listener import listener_class
 from teola_plugin.adapters.plan_report import PrefetchCounts
-from teola_plugin.adapters.provider_executor import Outcome, prefetchers
+from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
+from teola_plugin.graph import InstancePath
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, is_inside_prefetch
 from teola_plugin.runtime.claims import Caller, PlannerGraph
 from teola_plugin.runtime.prefetch_gate import scope_in_place
@@ -152,6 +153,8 @@ class Prefetch:
     input: Any
     scope: CallScope
     result: Future[Outcome] = field(default_factory=Future)
+    ends: tuple[str, ...] = ()
+    """Ids of user code that has ended once the original makes the call."""
     cancel: Callable[[], object] = bool
 
     def end(self, outcome: Outcome) -> None:
@@ -278,21 +281,24 @@ class QueryCalls:
 
     # ------------------------------------------------------------ the graph's side
 
-    def prefetch(self, key: str, input: Any, request_id: str, part: str) -> Future[Outcome] | None:
+    def prefetch(self, request: ProviderRequest, request_id: str, part: str) -> Future[Outcome] | None:
         """Return what the object at a site gives for an input: from a prefetch, or from the original's own call.
 
         Return None if the planner has no use for it, and at a site to which entry points of this kind do not come.
         """
-        site, is_read = self.sites[key], bool(part) or key not in self._unread
+        key, input = request.site, request.input
+        site, is_read = self.sites[key], bool(part) or key not in self._unread or bool(request.ends)
         if site.on_loop not in (None, self._loop is not None):
             return None
         with self._lock:
             self._reached.add(key)
-            is_prefetched = key in self._prefetched and key not in self._passed
+            is_prefetched = key in self._prefetched and key not in self._passed and not request.ends
         may_make = is_prefetched and not site.stays_in_place.is_set()
         copy = copied if is_read else None
         scope = CallScope(self.table, Caller.PLANNER, copy, may_make, request_id=request_id)
         prefetch = self._make_prefetch(site, scope, part) if may_make or is_read else None
+        if prefetch is not None and request.ends:
+            prefetch.ends = tuple(InstancePath(part).child(name) if part else name for name in request.ends)
         if prefetch is not None and not prefetch.scope.is_dropped:
             try:
                 prefetch.input = snapshot(input)
@@ -406,6 +412,8 @@ class QueryCalls:
                 self._start(prefetch)
 
         error.call.when_over(go_on)
+        if prefetch.ends and self._run is not None:
+            error.call.when_begun(partial(self._run.query_run.observe_ends, prefetch.ends))
 
     def _streams(self, site: CallSite) -> bool:
         return self._form.streams and not site.mapped and not site.in_code

@@ -443,10 +443,10 @@ class QueryPrefetcher:
 
     # ------------------------------------------------------------ the graph's side
 
-    def prefetch(self, key: str, input: ProviderArguments, request_id: str, part: str) -> Future[Outcome]:
+    def prefetch(self, request: ProviderRequest, request_id: str, part: str) -> Future[Outcome]:
         """Return the result of a call at a site, as the graph reads it. See `Prefetcher`."""
-        result: Future[Outcome] = Future()
-        site = self._plan.sites[key]
+        key, input = request.site, request.input
+        result, site = Future[Outcome](), self._plan.sites[key]
         # A class that takes one call at a time may not bear other threads: then the original's own call tells.
         scope = CallScope(
             self._table, Caller.PLANNER, result_for_graph, graph=self._graph, shares_errors=site.limit is None

@@ -206,11 +206,13 @@ class Graph:
         """The ids of user code and of primitives that cannot start before it has ended.
 
         The graph without these is closed: no other primitive has a parent among them. A FOLD whose first value waits
-        for user code may be expanded before that code ran, so the FOLD and its ancestors are not included.
+        for user code may be expanded before that code ran, so the FOLD and its ancestors are not included. Nor is code
+        of which a call shows that it has ended (`Attributes.ends`).
         """
         blocked: set[str] = set()
+        shown = {name for p in self._order for name in p.attributes.ends}
         for p in self._order:
-            if p.kind in IMPURE_KINDS or not blocked.isdisjoint(self._parents[p.id]):
+            if (p.kind in IMPURE_KINDS and p.id not in shown) or not blocked.isdisjoint(self._parents[p.id]):
                 blocked.add(p.id)
         folds = [name for name in blocked if self._by_id[name].kind is PrimitiveKind.FOLD]
         return frozenset(blocked.difference(folds, *[self.ancestors[name] for name in folds]))

@@ -114,6 +114,8 @@ class Attributes:
     """SEARCHING: conditions on metadata, as `SearchVector` takes them."""
     wrapped: str = ""
     """Key of the call site in the chain, if the user's own model or retriever is called."""
+    ends: tuple[str, ...] = ()
+    """Calls that the original alone makes: ids of user code in front of them, which has ended once they begin."""
     items: str = ""
     """Decodings: how the text writes a list (`json`, `lines`, ...); empty means `json`."""
 
@@ -163,7 +165,7 @@ class Attributes:
             if value != default:
                 if name == "forms":  # these are listed among the drafts of the prefilling
                     continue
-                if name in ("stream_items", "drafts", "speculative_arms"):
+                if name in ("ends", "stream_items", "drafts", "speculative_arms"):
                     yield from ((name, entry) for entry in value)
                 else:
                     yield name, value

@@ -328,6 +328,9 @@ class LocalRuntime:
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None:
         self.loop.try_post(self._driver.observe, run, primitive, value, self.time())
 
+    def observe_ends(self, run: QueryRun, primitives: Sequence[str]) -> None:
+        self.loop.try_post(self._driver.observe_ends, run, primitives, self.time())
+
     def close_run(self, run: QueryRun) -> None:
         """Close a query whose original has its answer or gave up, so that requests that nobody claimed are dropped.
 

@@ -109,7 +109,10 @@ class ProviderCall:
             if self.state is not CallProgress.EXPECTED:
                 return False
             self.state = CallProgress.RUNNING
-            return True
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+        return True
 
     def put(self, item: Item) -> None:
         """Add the next item and wake those who wait for it."""
@@ -169,11 +172,17 @@ class ProviderCall:
 
     def when_over(self, wake: Callable[[], object]) -> None:
         """Call `wake` once the call has ended, from any thread; at once if it has."""
+        self._when(lambda: self.is_over, wake)
 
+    def when_begun(self, wake: Callable[[], object]) -> None:
+        """Call `wake` once somebody has begun the call, from any thread; at once if it has begun."""
+        self._when(lambda: not self.is_expected, wake)
+
+    def _when(self, holds: Callable[[], bool], wake: Callable[[], object]) -> None:
         def wake_or_wait() -> None:
-            """Call `wake` if the call is over; else look again when it changes."""
+            """Call `wake` if the condition holds; else look again when the call changes."""
             with self._lock:
-                if not self.is_over:
+                if not holds():
                     self._wakers.append(wake_or_wait)
                     return
             wake()

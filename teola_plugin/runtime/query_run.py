@@ -195,6 +195,8 @@ class Runtime(Protocol):
 
     def observe(self, run: QueryRun, primitive: str, value: Any) -> None: ...
 
+    def observe_ends(self, run: QueryRun, primitives: Sequence[str]) -> None: ...
+
     def call(
         self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = ..., run: QueryRun
     ) -> CallHandle: ...
@@ -496,6 +498,10 @@ class QueryRun:
     def observe(self, primitive: str, value: Any) -> None:
         """Note the value of an opaque primitive, which the original has computed."""
         self.runtime.observe(self, primitive, value)
+
+    def observe_ends(self, primitives: Sequence[str]) -> None:
+        """Note that opaque primitives have ended, whose values are not known."""
+        self.runtime.observe_ends(self, primitives)
 
     def call(self, kind: PrimitiveKind, engine: str, payloads: Sequence[Any], *, stream: bool = False) -> CallHandle:
         """Make a call of the original: claim what the graph has requested already, and request the rest."""

@@ -31,7 +31,7 @@ class PrefetchFutures:
     def __init__(self) -> None:
         self.outcomes: list[Future[Outcome]] = []
 
-    def prefetch(self, site: str, input: Any, request_id: str, graph: str) -> Future[Outcome]:
+    def prefetch(self, request: ProviderRequest, request_id: str, graph: str) -> Future[Outcome]:
         self.outcomes.append(Future())
         return self.outcomes[-1]
 

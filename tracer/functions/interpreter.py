@@ -57,7 +57,7 @@ from teola_plugin.tracer.functions.symbols import (
 from teola_plugin.tracer.langchain.classes import unwrap_accelerated
 from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
-from teola_plugin.tracer.leaf import EmbeddingLeaf
+from teola_plugin.tracer.leaf import EmbeddingLeaf, WrappedLeaf
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.source import Definition
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
@@ -175,6 +175,8 @@ class FunctionInterpreter:
     _user_code: str = ""
     """The last component that stands for user code."""
     _ends_with_user_code: bool = False
+    _code_before: tuple[str, ...] = ()
+    """User code since the last call whose beginning would show that it has ended."""
     """True if no component was added after the last one that stands for user code."""
 
     # ------------------------------------------------------------ source
@@ -268,6 +270,7 @@ class FunctionInterpreter:
             self.draft.add(Component(self._user_code, Role.OPAQUE))
             self.append_span(Span((self._user_code,), (self._user_code,)))
             self._ends_with_user_code = True
+            self._code_before += (self._user_code,)
 
     def note_source(self, *names: str) -> None:
         """Note the line that is interpreted now as the source of what these names stand for.
@@ -467,6 +470,8 @@ class FunctionInterpreter:
         self.note_source(location)
         find_leaves = None if streamed else self.shared.find_leaves  # own models are called in one form only
         find_leaf = None if find_leaves is None else find_leaves(runnable, location, kwargs, is_async)
+        if find_leaf is not None and self._code_before:
+            find_leaf = self._find_first_behind_code(find_leaf)
         try:
             value = self._runnable_input(runnable, argument)
         except NotUnderstood:
@@ -479,9 +484,24 @@ class FunctionInterpreter:
             self.draft, runnable, value, self.name, location, kwargs, may_stream=streamed, find_leaf=find_leaf
         )
         self.append_span(span)
-        if _has_user_code(list(self.draft.components.values())[first_new:]):
+        new = list(self.draft.components.values())[first_new:]
+        if _has_user_code(new):
             self.runs_user_code = True
+            if not self.is_body:
+                self._code_before += tuple(component.name for component in new if component.role is Role.OPAQUE)
         return to_symbol(result)
+
+    def _find_first_behind_code(self, find_leaf: FindLeaf) -> FindLeaf:
+        """Return what finds leaves in a Runnable: once its first call begins, the user code in front has ended."""
+
+        def find(node: Runnable[Any, Any], bound: Mapping[str, Any], path: str) -> WrappedLeaf | None:
+            leaf = find_leaf(node, bound, path)
+            if leaf is None or not self._code_before:
+                return leaf
+            code, self._code_before = self._code_before, ()
+            return leaf.behind(code)
+
+        return find
 
     def _runnable_input(self, runnable: Runnable[Any, Any], argument: Symbol) -> Value:
         """Return the input for the tracer: prompts in their pieces. Raise `NotUnderstood` if it is not known."""

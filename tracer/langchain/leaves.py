@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -145,9 +146,14 @@ def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, preferred_name: str,
         leaf.engine,
         effects=leaf.effects,
         scope=scope,
-        attributes=Attributes(wrapped=leaf.key),
+        attributes=Attributes(wrapped=leaf.key, ends=leaf.ends),
     )
-    return draft.add(component, simple(plain_size)(lambda variables: leaf.payload(render(variables))))
+
+    def payload(value: Any) -> Any:
+        request = leaf.payload(value)
+        return replace(request, ends=leaf.ends) if leaf.ends else request
+
+    return draft.add(component, simple(plain_size)(lambda variables: payload(render(variables))))
 
 
 def _bare_value(variables: Mapping[str, Any]) -> Any:

@@ -375,6 +375,14 @@ class GraphDriver:
         if run.id in self.runs and name not in run.store:
             self._store(run, name, value, at)
 
+    def observe_ends(self, run: QueryRun, names: Sequence[str], at: float) -> None:
+        """Note that user code had ended by then. Its values are not known, so what reads one of them fails."""
+        for name in names:
+            live = self._live(run, name)
+            if live is not None and not live.status.has_ended:
+                self.trace.done(run, name, at=at)
+                self.finish(run, name)
+
     # ------------------------------------------------------------ growing prompts
 
     def note_dispatch(self, run: QueryRun, p: Primitive) -> None:
