@@ -98,7 +98,7 @@ class Reason(Enum):
         "it is no longer prefetched, since the original made another call there: a handler, or code of the model's "
         "own, changes what it is asked"
     )
-    NOT_SOONER = "nothing needs it before another call that takes as long has ended, so nothing would be gained"
+    NOT_SOONER = "another call takes as long, and its result is needed as soon: an early start would gain nothing"
     MODEL_INSIDE = (
         "{names} is called inside the function{where}, so which model it makes is not known before",
         "model = {names}(...)  # outside of the function",
