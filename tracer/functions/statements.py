@@ -40,6 +40,7 @@ from teola_plugin.tracer.functions.symbols import (
     Symbol,
     Unknown,
     known_value,
+    producers,
 )
 from teola_plugin.tracer.lookahead import lookahead_of_choice
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -360,12 +361,12 @@ def _merge_values(
         return Fields(items, None, body.attributes) if items else UNKNOWN_VALUE
     if isinstance(body, KnownValue) and isinstance(orelse, KnownValue) and body.value is orelse.value:
         return body
+    trial_components = {name for trial in trials for name in trial.draft.components}
+    if not trial_components.isdisjoint(producers(body) | producers(orelse)):
+        return UNKNOWN_VALUE  # checked first: a CALL that builds the value would read a component of another draft
     template = ast.IfExp(ast.Constant(None), ast.Constant(None), ast.Constant(None))
     merged = compose(interpreter, template, {"test": test, "body": body, "orelse": orelse})
-    trial_components = {name for trial in trials for name in trial.draft.components}
-    if isinstance(merged, Expression) and trial_components.isdisjoint(ref.producer for ref in merged.refs.values()):
-        return merged
-    return UNKNOWN_VALUE
+    return merged if isinstance(merged, Expression) else UNKNOWN_VALUE
 
 
 def _condition_ref(interpreter: FunctionInterpreter, test: Symbol) -> Ref | None:

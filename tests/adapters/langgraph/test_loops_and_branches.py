@@ -1,0 +1,143 @@
+"""Tests of loops and branches in nodes whose calls are answered with fields: certain calls are prefetched.
+
+Each graph runs as it is and accelerated: results, errors and requests are equal, and calls that are certain overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
+from pydantic import BaseModel
+from support.hosted_model import HostedModel
+
+from teola_plugin import accelerate
+
+
+class Verdict(BaseModel):
+    """What the model says of a text."""
+
+    is_clear: bool
+    note: str
+
+
+class JudgingModel(HostedModel):
+    """A model that answers with a verdict: what has an "x" in it is not clear."""
+
+    def _end(self, prompt: str) -> ChatResult:
+        super()._end(prompt)
+        verdict = Verdict(is_clear="x" not in prompt, note=f"verdict on {prompt}")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(verdict.model_dump_json()))])
+
+
+class State(TypedDict, total=False):
+    """The state of the graphs."""
+
+    topic: str
+    items: list[str]
+    kept: list[str]
+    reply: Any
+    brief: str
+    first: str
+    second: str
+
+
+Build = Callable[[HostedModel], Any]
+INPUT: State = {"topic": "oats", "items": ["a", "x", "b", "c"]}
+MANY: State = {"topic": "oats", "items": [f"item {number}" for number in range(6)]}
+
+
+def judge_with(model: HostedModel) -> Any:
+    return model | PydanticOutputParser(pydantic_object=Verdict)
+
+
+def compiled(*nodes: Any) -> Any:
+    """Compile a graph of these functions, one after the other."""
+    builder = StateGraph(State)
+    previous = START
+    for node in nodes:
+        builder.add_node(node.__name__, node)
+        builder.add_edge(previous, node.__name__)
+        previous = node.__name__
+    builder.add_edge(previous, END)
+    return builder.compile()
+
+
+def outcome_of(graph: Any, state: State) -> Any:
+    """Return what the graph returns, without the ids of messages, or the error that it ends with."""
+    try:
+        result = graph.invoke({**state, "items": [*state["items"]]})
+    except Exception as error:
+        return type(error), str(error)
+    return {key: getattr(value, "content", value) for key, value in result.items()}
+
+
+def run_both(build: Build, state: State = INPUT, **options: Any) -> tuple[JudgingModel, Any]:
+    """Check that the accelerated graph gives what the original gives. Return its model, and the graph."""
+    plain, fast = (JudgingModel(**options) for _ in range(2))
+    accelerated = accelerate(build(fast))
+
+    expected = outcome_of(build(plain), state)
+
+    assert outcome_of(accelerated, state) == expected
+    if isinstance(expected, dict):
+        assert fast.prompts == plain.prompts
+    else:
+        assert set(plain.prompts) <= set(fast.prompts)
+    return fast, accelerated
+
+
+# ------------------------------------------------------------ both branches use a field of an answer
+
+
+def two_commands(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def clarify(state: State) -> Command[Literal["plan", "__end__"]]:
+        verdict = judge.invoke(state["topic"])
+        title = str(model.invoke(f"title of {state['topic']}").content)
+        if not verdict.is_clear:
+            return Command(goto=END, update={"brief": verdict.note, "first": title})
+        return Command(goto="plan", update={"brief": verdict.note, "second": title})
+
+    def plan(state: State) -> State:
+        return {"reply": str(model.invoke(f"plan {state['brief']}").content)}
+
+    builder = StateGraph(State)
+    builder.add_node("clarify", clarify)
+    builder.add_node("plan", plan)
+    builder.add_edge(START, "clarify")
+    return builder.compile()
+
+
+def message_in_one_branch(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def clarify(state: State) -> State:
+        verdict = judge.invoke(state["topic"])
+        if verdict.is_clear:
+            reply = AIMessage(content=verdict.note)
+        else:
+            reply = AIMessage(content="not clear")
+        return {"reply": reply, "first": str(model.invoke(f"title of {state['topic']}").content)}
+
+    return compiled(clarify)
+
+
+@pytest.mark.parametrize("topic", ["oats", "x"])
+@pytest.mark.parametrize("build", [two_commands, message_in_one_branch])
+def test_branches_that_use_a_field_of_an_answer_keep_the_plan(build: Build, topic: str) -> None:
+    model, _ = run_both(build, {**INPUT, "topic": topic})
+
+    assert model.most_at_once == 2
+
+
+@pytest.mark.parametrize("build", [two_commands, message_in_one_branch])
+def test_failed_call_before_branches_is_the_originals_error(build: Build) -> None:
+    run_both(build, fails_on="title of oats")
