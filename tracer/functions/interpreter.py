@@ -144,6 +144,8 @@ class SharedContext:
     """Components that compute values for others, and are of no use by themselves."""
     sets_attributes: bool = False
     """True once an attribute of an existing object was assigned."""
+    catching_blocks: int = 0
+    """Number of `try` statements with handlers around the code that is interpreted now, in its callers, too."""
 
 
 @dataclass(slots=True)

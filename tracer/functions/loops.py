@@ -58,7 +58,7 @@ def run_for(interpreter: FunctionInterpreter, node: _ForLoop) -> BlockExit:
     item_list = items_of(items)
     known_items = [item for item in item_list if not isinstance(item, Spread)]
     all_known = len(known_items) == len(item_list) <= MAX_UNROLLED_ITEMS
-    if node.orelse or has_statement(node.body, (ast.Return, ast.Raise, ast.Break)):
+    if node.orelse or has_statement(node.body, (ast.Return, ast.Break)) or _may_catch_raise(interpreter, node.body):
         first = known_items[0] if all_known and known_items else read_key(items, KnownValue(0))
         assign_names(interpreter, node.target, UNKNOWN_VALUE if first is None else first)
         return _exit_after_first_iteration(interpreter, node, interpreter.run_block(node.body))
@@ -78,6 +78,14 @@ def run_while(interpreter: FunctionInterpreter, node: ast.While) -> BlockExit:
         return interpreter.run_block(node.orelse)
     block_exit = interpreter.run_block(node.body) if runs_once else BlockExit.UNKNOWN
     return _exit_after_first_iteration(interpreter, node, block_exit)
+
+
+def _may_catch_raise(interpreter: FunctionInterpreter, body: Sequence[ast.stmt]) -> bool:
+    """Return True if a `raise` in the body of a loop may be caught, so that the loop ends and the function goes on."""
+    may_be_caught = interpreter.shared.catching_blocks or has_statement(
+        body, (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+    )
+    return bool(may_be_caught) and has_statement(body, (ast.Raise,))
 
 
 def _evaluate_range(items: Symbol) -> Symbol:

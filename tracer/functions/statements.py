@@ -206,7 +206,12 @@ def _run_return(interpreter: FunctionInterpreter, node: ast.Return) -> BlockExit
 
 def _run_try(interpreter: FunctionInterpreter, node: ast.Try) -> BlockExit:
     """Interpret a `try` statement as if nothing was raised."""
-    block_exit = interpreter.run_block(node.body)
+    shared, catching_blocks = interpreter.shared, interpreter.shared.catching_blocks
+    shared.catching_blocks += bool(node.handlers)
+    try:
+        block_exit = interpreter.run_block(node.body)
+    finally:
+        shared.catching_blocks = catching_blocks
     if block_exit is BlockExit.FALLS_THROUGH:
         block_exit = interpreter.run_block(node.orelse)
     if block_exit is not BlockExit.UNKNOWN and node.finalbody:
@@ -250,8 +255,11 @@ def _run_if(interpreter: FunctionInterpreter, node: ast.If, rest: Statements) ->
         return interpreter.run_block(node.body if truth else node.orelse), False
     if any(isinstance(inner, ast.Raise) for inner in node.body):
         return interpreter.run_block(node.orelse), False  # as if nothing went wrong
+    is_caught = interpreter.shared.catching_blocks > 0
+    if any(isinstance(inner, ast.Raise) for inner in node.orelse) and not is_caught:
+        return interpreter.run_block(node.body), False
     both = [*node.body, *node.orelse]
-    may_leave = has_statement(both, (ast.Return, ast.Raise, ast.Continue))
+    may_leave = has_statement(both, (ast.Return, ast.Continue, *((ast.Raise,) if is_caught else ())))
     may_break = has_statement(both, (ast.Break,))
     if may_break or interpreter.nesting >= MAX_NESTING:
         interpreter.is_incomplete = True
@@ -263,7 +271,10 @@ def _run_if(interpreter: FunctionInterpreter, node: ast.If, rest: Statements) ->
     if may_leave:
         branches = ([*node.body, *rest], [*node.orelse, *rest])
     names = assigned_names(branches[0]) | assigned_names(branches[1])
-    return _run_branches(interpreter, test, branches, names), may_leave
+    block_exit = _run_branches(interpreter, test, branches, names)
+    if block_exit is BlockExit.LEAVES and not may_leave:
+        block_exit = BlockExit.UNKNOWN  # code in one of them always raises
+    return block_exit, may_leave
 
 
 # ------------------------------------------------------------ branches of a condition that is not known yet

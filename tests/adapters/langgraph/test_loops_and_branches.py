@@ -141,3 +141,131 @@ def test_branches_that_use_a_field_of_an_answer_keep_the_plan(build: Build, topi
 @pytest.mark.parametrize("build", [two_commands, message_in_one_branch])
 def test_failed_call_before_branches_is_the_originals_error(build: Build) -> None:
     run_both(build, fails_on="title of oats")
+
+
+# ------------------------------------------------------------ a `raise` in a loop, or in one branch
+
+
+def triage(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def keep_clear(state: State) -> State:
+        kept = []
+        for item in state["items"]:
+            verdict = judge.invoke(f"judge {item}")
+            if verdict.is_clear:
+                kept.append(item)
+            elif verdict.note:
+                print("not clear:", item)
+            else:
+                raise ValueError(f"no note on {item}")
+        return {"kept": kept}
+
+    return compiled(keep_clear)
+
+
+def check_each(model: HostedModel) -> Any:
+    def write_each(state: State) -> State:
+        texts = []
+        for item in state["items"]:
+            if not item:
+                raise ValueError("an empty item")
+            texts.append(str(model.invoke(f"write {item}").content))
+        return {"kept": texts}
+
+    return compiled(write_each)
+
+
+def raise_in_else(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def write(state: State) -> State:
+        verdict = judge.invoke(f"judge {state['topic']}")
+        if verdict.is_clear:
+            style = "plain"
+        elif verdict.note == "none":
+            style = "none"
+        else:
+            raise ValueError("not clear")
+        return {"first": style, "second": str(model.invoke(f"write {state['topic']}").content)}
+
+    return compiled(write)
+
+
+@pytest.mark.parametrize("state", [INPUT, MANY, {**MANY, "items": []}], ids=["four", "six", "none"])
+@pytest.mark.parametrize("build", [triage, check_each])
+def test_rounds_of_a_loop_that_may_raise_overlap(build: Build, state: State) -> None:
+    model, _ = run_both(build, state)
+
+    assert model.most_at_once == len(state["items"])
+
+
+def test_call_behind_a_branch_that_raises_overlaps() -> None:
+    model, _ = run_both(raise_in_else)
+
+    assert model.most_at_once == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "state"), [(check_each, {**INPUT, "items": ["a", "", "b"]}), (raise_in_else, {**INPUT, "topic": "x"})]
+)
+def test_raise_ends_the_accelerated_graph_as_the_original(build: Build, state: State) -> None:
+    run_both(build, state)
+
+
+def test_failed_call_of_a_loop_that_may_raise_is_the_originals_error() -> None:
+    run_both(triage, fails_on="judge x")
+
+
+def caught_around_the_loop(model: HostedModel) -> Any:
+    def write_each(state: State) -> State:
+        texts: list[str] = []
+        try:
+            for item in state["items"]:
+                if item == "x":
+                    raise ValueError("stop")
+                texts.append(str(model.invoke(f"write {item}").content))
+        except ValueError:
+            texts.append("stopped")
+        return {"kept": texts}
+
+    return compiled(write_each)
+
+
+def caught_in_a_caller(model: HostedModel) -> Any:
+    def write_all(items: list[str]) -> list[str]:
+        texts = []
+        for item in items:
+            if item == "x":
+                raise ValueError("stop")
+            texts.append(str(model.invoke(f"write {item}").content))
+        return texts
+
+    def write_each(state: State) -> State:
+        try:
+            return {"kept": write_all(state["items"])}
+        except ValueError:
+            return {"kept": []}
+
+    return compiled(write_each)
+
+
+def caught_else(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def write(state: State) -> State:
+        try:
+            if judge.invoke(f"judge {state['topic']}").is_clear:
+                text = str(model.invoke(f"write {state['topic']}").content)
+            else:
+                raise ValueError("not clear")
+        except ValueError:
+            text = ""
+        return {"first": text}
+
+    return compiled(write)
+
+
+@pytest.mark.parametrize("build", [caught_around_the_loop, caught_in_a_caller, caught_else])
+def test_no_call_is_made_behind_a_raise_that_is_caught(build: Build) -> None:
+    run_both(build, {**INPUT, "topic": "x"})
