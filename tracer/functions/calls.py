@@ -83,8 +83,39 @@ _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
 """Classes of messages, and the values that the field `type` of their instances has."""
 
 
+_READERS_TO_THE_END = (list, tuple, set, frozenset, dict, sorted, sum, min, max)
+"""Functions that take all items of a generator."""
+
+
+def _with_lists(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
+    """Return the call with lists in place of generators, where the call certainly takes all items."""
+    if not any(
+        isinstance(part, ast.GeneratorExp)
+        for argument in node.args
+        for part in (argument, *ast.iter_child_nodes(argument))
+    ):
+        return node
+    func = interpreter.evaluate(node.func) if isinstance(node.func, ast.Name) else UNKNOWN_VALUE
+    is_reader = isinstance(func, KnownValue) and any(func.value is reader for reader in _READERS_TO_THE_END)
+    reads_all = is_reader or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
+    arguments: list[ast.expr] = []
+    for argument in node.args:
+        if isinstance(argument, ast.Starred):
+            argument = ast.Starred(_as_list_display(argument.value), argument.ctx)
+        arguments.append(_as_list_display(argument) if reads_all else argument)
+    return ast.copy_location(ast.Call(node.func, arguments, node.keywords), node)
+
+
+def _as_list_display(node: ast.expr) -> ast.expr:
+    """Return a generator expression as a list comprehension, any other expression as it is."""
+    return (
+        ast.copy_location(ast.ListComp(node.elt, node.generators), node) if isinstance(node, ast.GeneratorExp) else node
+    )
+
+
 def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     """Return what a call returns."""
+    node = _with_lists(interpreter, node)
     if isinstance(node.func, ast.Attribute):
         owner, method = interpreter.evaluate(node.func.value), node.func.attr
         find_method = interpreter.shared.find_method

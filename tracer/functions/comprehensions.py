@@ -7,9 +7,11 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 
-from teola_plugin.graph import Ref
+from teola_plugin.graph import ITEM, Ref
 from teola_plugin.tracer.functions.bodies import map_items
+from teola_plugin.tracer.functions.frames import to_plain_function, unwrap_partial
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.lookup import is_framework_code
 from teola_plugin.tracer.functions.mutations import assigned_names
 from teola_plugin.tracer.functions.operations import (
     assign_names,
@@ -17,15 +19,18 @@ from teola_plugin.tracer.functions.operations import (
     items_of,
     known_items,
 )
+from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import compile_pure, copy_code, is_small
 from teola_plugin.tracer.functions.symbols import (
     RUN_METHODS,
     UNKNOWN_VALUE,
+    DataObject,
     Expression,
     Fields,
     Item,
     ItemList,
     KnownValue,
+    LocalFunction,
     Spread,
     Symbol,
     Unknown,
@@ -33,6 +38,7 @@ from teola_plugin.tracer.functions.symbols import (
     known_value,
 )
 from teola_plugin.tracer.purity.calls import METHODS
+from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _ListComprehension = ast.ListComp | ast.GeneratorExp
@@ -40,15 +46,56 @@ _MAX_FIELDS = 64
 """Fields of a class over which a comprehension is evaluated one by one."""
 
 
-def may_use_engine(node: ast.AST) -> bool:
-    """Return True if the text of the code awaits something, or runs a Runnable.
+def may_use_engine(interpreter: FunctionInterpreter, *nodes: ast.AST, targets: Sequence[ast.expr] = ()) -> bool:
+    """Return True if the code awaits something, runs a Runnable, or calls a function of the user's that uses an engine.
 
-    It goes by the names of attributes alone (`RUN_METHODS`), so it may be True for code that uses no engine.
+    The text of the code counts by the names of attributes alone (`RUN_METHODS`), so it may be True for code that uses
+    no engine. `targets`: the variables of the comprehension that the code belongs to.
     """
-    return any(
-        isinstance(part, ast.Await) or (isinstance(part, ast.Attribute) and part.attr in RUN_METHODS)
-        for part in ast.walk(node)
-    )
+    parts = [part for node in nodes for part in ast.walk(node)]
+    if any(isinstance(p, ast.Await) or (isinstance(p, ast.Attribute) and p.attr in RUN_METHODS) for p in parts):
+        return True
+    if not any(isinstance(part, ast.Call) and _runs_own_code(interpreter, part.func) for part in parts):
+        return False
+    trial = _try_each(interpreter, nodes, targets)
+    return any(map(uses_engine, trial.draft.components.values()))
+
+
+def skip_code(interpreter: FunctionInterpreter, *nodes: ast.AST, targets: Sequence[ast.expr] = ()) -> Symbol:
+    """Note what code changes that may run or not, and whose calls keep their place. Return an unknown value."""
+    trial = _try_each(interpreter, nodes, targets)
+    interpreter.mutations.update(trial.mutations)
+    if trial.runs_user_code:
+        interpreter.add_user_code()
+    return UNKNOWN_VALUE
+
+
+def _runs_own_code(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
+    """Return True if a call of `func` runs a function of the user's that is not certain to be pure."""
+    root = func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    owner = interpreter.frame.read(root.id) if isinstance(root, ast.Name) else UNKNOWN_VALUE
+    if isinstance(owner, (LocalFunction, DataObject)):
+        return True
+    symbol = interpreter.evaluate(func) if isinstance(owner, KnownValue) else UNKNOWN_VALUE
+    if not isinstance(symbol, KnownValue):
+        return False
+    function, _ = to_plain_function(unwrap_partial(symbol.value, (), {})[0], ())
+    return function is not None and not is_framework_code(function) and cached_purity(function) is None
+
+
+def _try_each(
+    interpreter: FunctionInterpreter, nodes: Sequence[ast.AST], targets: Sequence[ast.expr]
+) -> FunctionInterpreter:
+    """Return an interpreter that has evaluated the code for one item, as a trial that changes nothing here."""
+    trial = interpreter.fork(set(interpreter.draft.names))
+    for target in targets:
+        assign_names(trial, target, Ref(ITEM))
+    for node in nodes:
+        if isinstance(node, ast.expr):
+            trial.evaluate(node)
+    return trial
 
 
 def evaluate_comprehension(
@@ -61,28 +108,36 @@ def evaluate_comprehension(
     first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
     node = ast.copy_location(type(node)(**fields, generators=[first, *inner_generators]), node)
-    if not may_use_engine(node):
+    targets = [generator.target for generator in node.generators]
+    parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    tests = [test for generator in node.generators for test in generator.ifs]
+    inner_iters = [generator.iter for generator in inner_generators]
+    tests_use_engine = may_use_engine(interpreter, *tests, targets=targets)
+    if not tests_use_engine and not may_use_engine(interpreter, *parts, *inner_iters, targets=targets):
         item_list = items_of(items)
         if not inner_generators and 0 < len(item_list) <= _MAX_FIELDS and all(map(_is_field, item_list)):
             result = _evaluate_for_fields(interpreter, node, first, item_list)
             if result is not None:
                 return result
         if is_known_in_parts(items) and isinstance(node, _ListComprehension) and not inner_generators:
-            parts = _evaluate_in_parts(interpreter, node, items)
-            if parts is not None:
-                return parts
+            known_parts = _evaluate_in_parts(interpreter, node, items)
+            if known_parts is not None:
+                return known_parts
             interpreter.frame.names[name] = items
         expression = _to_pure_expression(interpreter, node)
         if expression is not None:
             return expression
+    elif isinstance(node, ast.GeneratorExp):  # its reader may stop early; `evaluate_call` knows those that never do
+        interpreter.is_incomplete = True
+        return skip_code(interpreter, *tests, *parts, targets=targets)
     if isinstance(node, _ListComprehension) and not inner_generators:
-        if any(map(may_use_engine, first.ifs)):
+        if tests_use_engine:
             return _evaluate_as_loop(interpreter, node, first)
         return _evaluate_each(interpreter, first, items, node.elt)
-    if isinstance(node, ast.DictComp) and not inner_generators and not any(map(may_use_engine, first.ifs)):
+    if isinstance(node, ast.DictComp) and not inner_generators and not tests_use_engine:
         pairs = _evaluate_each(interpreter, first, items, ast.Tuple([node.key, node.value], ast.Load()))
         return compose(interpreter, ast.Call(ast.Name("dict", ast.Load()), [], []), {"args": [pairs]})
-    if isinstance(node, _ListComprehension) and not may_use_engine(node.elt):
+    if isinstance(node, _ListComprehension) and not may_use_engine(interpreter, node.elt, targets=targets):
         return _evaluate_nested(interpreter, node, first, items, inner_generators)
     interpreter.add_user_code()
     return UNKNOWN_VALUE

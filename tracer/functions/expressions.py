@@ -9,7 +9,7 @@ from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.calls import evaluate_call, is_absent
-from teola_plugin.tracer.functions.comprehensions import evaluate_comprehension, may_use_engine
+from teola_plugin.tracer.functions.comprehensions import evaluate_comprehension, may_use_engine, skip_code
 from teola_plugin.tracer.functions.framework_calls import pipe
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.operations import (
@@ -205,8 +205,8 @@ def _evaluate_and_or(interpreter: FunctionInterpreter, node: ast.BoolOp) -> Symb
         if truth == isinstance(node.op, ast.Or) or not rest:
             return value
         return interpreter.evaluate(rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest))
-    if any(map(may_use_engine, rest)):
-        return UNKNOWN_VALUE
+    if may_use_engine(interpreter, *rest):
+        return skip_code(interpreter, *rest)
     return compose(interpreter, node, {"values": [value, *map(interpreter.evaluate, rest)]})
 
 
@@ -216,8 +216,8 @@ def _evaluate_conditional(interpreter: FunctionInterpreter, node: ast.IfExp) -> 
     truth = interpreter.decide_condition(test)
     if truth is not None:
         return interpreter.evaluate(node.body if truth else node.orelse)
-    if may_use_engine(node.body) or may_use_engine(node.orelse):
-        return UNKNOWN_VALUE
+    if may_use_engine(interpreter, node.body, node.orelse):
+        return skip_code(interpreter, node.body, node.orelse)
     body, orelse = interpreter.evaluate(node.body), interpreter.evaluate(node.orelse)
     return compose(interpreter, node, {"test": test, "body": body, "orelse": orelse})
 

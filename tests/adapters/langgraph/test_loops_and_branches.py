@@ -269,3 +269,140 @@ def caught_else(model: HostedModel) -> Any:
 @pytest.mark.parametrize("build", [caught_around_the_loop, caught_in_a_caller, caught_else])
 def test_no_call_is_made_behind_a_raise_that_is_caught(build: Build) -> None:
     run_both(build, {**INPUT, "topic": "x"})
+
+
+# ------------------------------------------------------------ functions that ask a model, in expressions
+
+
+def condition_in_a_helper(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def is_clear(item: str) -> bool:
+        verdict = judge.invoke(f"judge {item}")
+        return bool(verdict.is_clear)
+
+    def keep_clear(state: State) -> State:
+        return {"kept": [item for item in state["items"] if is_clear(item)]}
+
+    return compiled(keep_clear)
+
+
+def condition_in_a_method(model: HostedModel) -> Any:
+    class Grader:
+        def __init__(self) -> None:
+            self.judge = judge_with(model)
+
+        def is_clear(self, item: str) -> bool:
+            return bool(self.judge.invoke(f"judge {item}").is_clear)
+
+        def keep_clear(self, state: State) -> State:
+            return {"kept": [str(model.invoke(f"write {one}").content) for one in state["items"] if self.is_clear(one)]}
+
+    return compiled(Grader().keep_clear)
+
+
+def same_question_for_each(model: HostedModel) -> Any:
+    def ask(prompt: str) -> str:
+        return str(model.invoke(prompt).content)
+
+    def keep(state: State) -> State:
+        kept = [item for item in state["items"] if ask("is it time?") and ask(f"keep {item}?")]
+        return {"kept": kept, "first": ask("title")}
+
+    return compiled(keep)
+
+
+@pytest.mark.parametrize("state", [INPUT, MANY, {**MANY, "items": []}], ids=["four", "six", "none"])
+@pytest.mark.parametrize("build", [condition_in_a_helper, condition_in_a_method])
+def test_conditions_that_ask_in_a_helper_overlap(build: Build, state: State) -> None:
+    model, _ = run_both(build, state)
+
+    assert model.most_at_once >= len(state["items"])
+
+
+@pytest.mark.parametrize("state", [INPUT, {**INPUT, "items": []}], ids=["four", "none"])
+def test_question_of_each_item_is_asked_as_often_as_there_are_items(state: State) -> None:
+    run_both(same_question_for_each, state)
+
+
+def test_failed_condition_in_a_helper_is_the_originals_error() -> None:
+    run_both(condition_in_a_helper, fails_on="judge x")
+
+
+def first_that_fits(model: HostedModel) -> Any:
+    def find(state: State) -> State:
+        return {"first": next(item for item in state["items"] if "a" in str(model.invoke(f"try {item}").content))}
+
+    return compiled(find)
+
+
+def any_that_fits(model: HostedModel) -> Any:
+    def find(state: State) -> State:
+        return {"reply": any("a" in str(model.invoke(f"try {item}").content) for item in state["items"])}
+
+    return compiled(find)
+
+
+def generator_that_nobody_reads(model: HostedModel) -> Any:
+    def find(state: State) -> State:
+        answers = (model.invoke(f"try {item}") for item in state["items"])
+        return {"first": type(answers).__name__}
+
+    return compiled(find)
+
+
+def helper_behind_and(model: HostedModel) -> Any:
+    def ask(prompt: str) -> str:
+        return str(model.invoke(prompt).content)
+
+    def write(state: State) -> State:
+        verdict = ask("judge")
+        return {"reply": "no such text" in verdict and ask("write"), "first": ask("title")}
+
+    return compiled(write)
+
+
+def helper_in_a_conditional(model: HostedModel) -> Any:
+    def ask(prompt: str) -> str:
+        return str(model.invoke(prompt).content)
+
+    def write(state: State) -> State:
+        verdict = ask("judge")
+        return {"reply": ask("write") if "no such text" in verdict else "nothing", "first": ask("title")}
+
+    return compiled(write)
+
+
+NOT_CERTAIN = [
+    first_that_fits,
+    any_that_fits,
+    generator_that_nobody_reads,
+    helper_behind_and,
+    helper_in_a_conditional,
+]
+
+
+@pytest.mark.parametrize("build", NOT_CERTAIN)
+def test_no_call_is_made_that_an_expression_leaves_out(build: Build) -> None:
+    run_both(build)
+
+
+@pytest.mark.parametrize("build", [helper_behind_and, helper_in_a_conditional])
+def test_call_behind_an_expression_that_may_ask_is_prefetched(build: Build) -> None:
+    model, _ = run_both(build)
+
+    assert model.most_at_once == 2
+
+
+def generators_read_to_the_end(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        texts = list(str(model.invoke(f"write {item}").content) for item in state["items"])
+        return {"kept": texts, "first": ", ".join(str(model.invoke(f"name {item}").content) for item in texts)}
+
+    return compiled(write)
+
+
+def test_generators_that_are_read_to_the_end_overlap() -> None:
+    model, _ = run_both(generators_read_to_the_end)
+
+    assert model.most_at_once >= 4
