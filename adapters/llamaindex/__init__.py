@@ -12,13 +12,13 @@ require_modules("LlamaIndex support", ("llama_index.core",), "llamaindex")
 require("llama-index-core", "llama-index-workflows")
 
 if TYPE_CHECKING:
-    from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
     from teola_plugin.adapters.llamaindex.llm import TeolaLLM
+    from teola_plugin.adapters.llamaindex.pool_backed import TeolaEmbedding
     from teola_plugin.adapters.llamaindex.rerank import TeolaRerank
     from teola_plugin.adapters.llamaindex.vector_store import TeolaVectorStore
 
 _HOMES = {
-    "TeolaEmbedding": "embedding",
+    "TeolaEmbedding": "pool_backed",
     "TeolaLLM": "llm",
     "TeolaRerank": "rerank",
     "TeolaVectorStore": "vector_store",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Container, Hashable, Iterator, Mapping
@@ -60,16 +59,17 @@ from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.silent_calls import (
     CallsPublicMethod,
     ProviderArguments,
+    ToolCallText,
     has_own_prompt_code,
     prepare,
     silent_body,
+    text_of_answer,
 )
 from teola_plugin.tracer.draft import TraceResult
 from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes
 from teola_plugin.tracer.llamaindex.trace import TracedEntry, trace
 from teola_plugin.tracer.symbols import NotUnderstood
 
-logger = logging.getLogger("teola_plugin")
 MAX_THREADS = 32
 """Prefetched calls of one query that are under way at once."""
 
@@ -583,7 +583,7 @@ def result_for_graph(value: Any) -> Any:
     Raises `TypeError` for a value of another kind.
     """
     if isinstance(value, ChatResponse):
-        return value.message.content or ""
+        return text_of_answer(value)
     if isinstance(value, CompletionResponse):
         return value.text
     if type(value) is VectorStoreQueryResult:
@@ -591,7 +591,7 @@ def result_for_graph(value: Any) -> Any:
         return VectorStoreQueryResult(nodes, _list(value.similarities), _list(value.ids))
     if type(value) is list:
         return [one.model_copy(deep=True) if isinstance(one, NodeWithScore) else one for one in value]
-    if type(value) is str:
+    if type(value) in (str, ToolCallText):
         return value
     raise TypeError(f"it returns a {type(value).__name__}")
 

@@ -15,21 +15,17 @@ from typing import Any, cast
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
-from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow
 from pydantic import BaseModel
 
-from teola_plugin.graph import INPUT, Attributes, Component, Effect, Ref, Role, UnfitValue, on_loop, read_path
+from teola_plugin.graph import INPUT, Ref, Role, UnfitValue, on_loop, read_path
 from teola_plugin.shims.llamaindex.engines import QueriedIndexParts, SettingsParts, make_query_engine
-from teola_plugin.shims.llamaindex.interceptors import PUBLIC_METHODS, STREAMING_METHODS, STRUCTURED_METHODS, is_openai
 from teola_plugin.shims.llamaindex.records import Unreadable
-from teola_plugin.shims.llamaindex.silent_calls import ProviderArguments, provider_call_of
 from teola_plugin.shims.llamaindex.workflows import WorkflowStep
 from teola_plugin.shims.pydantic import validated_field
-from teola_plugin.tracer.draft import DERIVED, Draft, TraceResult
+from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import (
     UNKNOWN_VALUE,
     Fields,
@@ -41,7 +37,6 @@ from teola_plugin.tracer.functions import (
     materialize,
     summarize_function,
 )
-from teola_plugin.tracer.functions.calls import call_model_class
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
@@ -50,10 +45,9 @@ from teola_plugin.tracer.functions.operations import is_text
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
 from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, known_value
-from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
-from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
+from teola_plugin.tracer.llamaindex.model_calls import OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.llamaindex.step_data import (
     EventRules,
@@ -64,29 +58,18 @@ from teola_plugin.tracer.llamaindex.step_data import (
     sends_events,
     with_defaults,
 )
+from teola_plugin.tracer.llamaindex.step_models import TEXT, Answer, ModelRules, compute, text_if_any
 from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
-PERMISSION = Effect("permission")
-"""Read by calls of models: user code, which may touch anything, grants it by not raising."""
 _HARMLESS_METHODS = ("write_event_to_stream", "retry_info")
 _HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_event", "get", "set"))
 """Attributes of a context that send no event to a step."""
 _VALIDATORS = ("validators", "field_validators", "root_validators", "model_validators")
-_TEXT = "str()"
-"""Key of what `str` makes of an answer."""
 _ARGUMENTS = "**"
 """Key of the arguments of an event that a step makes, which are not its fields before they are validated."""
 MAX_STEPS = 24
 """Length of the longest path of steps, one after the other, that is traced."""
-_OTHER_CALLS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
-
-
-class _Answer:
-    """Stands for what a model or an engine answers. Code may read its fields; the graph cannot make such an object."""
-
-    def __init__(self, **fields: Any) -> None:
-        raise UnfitValue("the graph has no more of an answer than its text and its nodes")
 
 
 class _ContextStandIn:
@@ -169,7 +152,7 @@ def trace_steps(
     `decide`: answers conditions on the template's input.
     """
     store = StoreRules(state_class, situation.changing)
-    reader, data, draft = _StepReader(own_models, store, situation), DataGuards(), Draft()
+    reader, data, draft = _StepReader(ModelRules(own_models), store, situation), DataGuards(), Draft()
     step: WorkflowStep | None = steps[name]
     arguments = reader.first_events(steps[name])
     calls: dict[str, tuple[str, ...]] = {}
@@ -201,7 +184,7 @@ def trace_steps(
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
-    return TracedSteps(calls, traced, tuple(reader.guards), data, tuple(reader.collections), reader.unread_calls)
+    return TracedSteps(calls, traced, tuple(reader.models.guards), data, tuple(reader.collections), reader.unread_calls)
 
 
 def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
@@ -286,11 +269,10 @@ def _drop_behind_code(draft: Draft) -> None:
 class _StepReader:
     """The rules by which LlamaIndex's objects are read, and what they have come to."""
 
-    own_models: OwnModels
+    models: ModelRules
     store: StoreRules
     situation: StepSituation
     events: EventRules = field(default_factory=EventRules)
-    guards: list[Guard] = field(default_factory=list)
     sends_events: bool = False
     """True once a step sends events in other ways than by returning one."""
     collections: list[Collection] = field(default_factory=list)
@@ -316,9 +298,8 @@ class _StepReader:
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""
-        if isinstance(owner, Instance) and name == "__str__" and owner.kind is _Answer:
-            return lambda interpreter, arguments: owner.fields.get(_TEXT, UNKNOWN_VALUE)
-        if (rule := self.events.find(owner, name) or self.store.find(owner, name)) is not None:
+        rule = self.events.find(owner, name) or self.store.find(owner, name) or self.models.find(owner, name)
+        if rule is not None:
             return rule
         if isinstance(owner, Ref):
             return partial(_read_content, owner) if name == "get_content" else None
@@ -326,16 +307,13 @@ class _StepReader:
             return None
         target = owner.value
         if name == "__call__":
-            return self._constructor_of(target) if is_instance(target, type) else None
+            is_event = is_instance(target, type) and is_subclass(target, Event)
+            return partial(_make_event, target) if is_event else None
         if type(target) is _ContextStandIn:
             rules: dict[str, Rule] = {"send_event": self._send_event, "collect_events": self._collect}
             return rules.get(name, _ignore if name in _HARMLESS_METHODS else self._wait)
         if is_instance(target, Workflow) and name == "run":
             return partial(self._run_workflow, type(target).__name__)
-        if is_instance(target, LLM) and name in _OTHER_CALLS:
-            return partial(self._call_llm, target, name)
-        if type(target) is PromptTemplate and name == "format":
-            return partial(_format_prompt, target)
         if type(target) is VectorStoreIndex and name in ("as_query_engine", "as_retriever"):
             return partial(self._make_part, target, name)
         if is_instance(target, BaseRetriever) and name in ("retrieve", "aretrieve"):
@@ -382,69 +360,7 @@ class _StepReader:
             self.collections.append(Collection(key, buffer or "default", expected))
         return UNKNOWN_VALUE
 
-    # ------------------------------------------------------------ models, retrievers and engines
-
-    def _constructor_of(self, kind: Any) -> Rule | None:
-        """Return what interprets the creation of an LLM, or of an object that is data and nothing else."""
-        if kind is ChatMessage:
-            return _make_message
-        if is_subclass(kind, Event):
-            return partial(_make_event, kind)
-        return partial(self._create_llm, kind) if is_subclass(kind, LLM) else None
-
-    def _create_llm(self, kind: Any, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        """Interpret the creation of an LLM: an OpenAI client of plain settings is known, any other is user code."""
-        llm = call_model_class(interpreter, kind, arguments, is_plain=is_openai(kind))
-        if isinstance(llm, KnownValue):
-            self.own_models.add_created(llm.value)
-        return llm
-
-    def _call_llm(self, llm: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-        """Interpret a step's call of an LLM, if it is understood, as a component that makes the same provider call."""
-        is_async, base_name = name.startswith("a"), name.removeprefix("a")
-        values, symbols = arguments.keywords, arguments.symbols
-        is_readable = base_name in ("complete", "chat", "predict") and arguments.complete
-        if not is_readable or symbols is None or interpreter.has_changed(llm):
-            return UNKNOWN_VALUE
-        constants, refs = dict[str, Any](), dict[str, Ref]()
-        try:
-            self.own_models.require_llm(llm)
-            for key, symbol in (*((f"argument{i}", one) for i, one in enumerate(symbols)), *values.items()):
-                is_known, value = known_value(symbol)
-                if is_known and is_instance(value, PromptTemplate):
-                    constants[key] = copy_prompt(value)
-                else:
-                    refs[key] = interpreter.to_ref(symbol)
-        except NotUnderstood:
-            return UNKNOWN_VALUE
-
-        def provider_arguments(inputs: Mapping[str, Any]) -> ProviderArguments:
-            keywords = {**constants, **inputs}
-            positional = [keywords.pop(f"argument{i}") for i in range(len(symbols))]
-            return provider_call_of(
-                llm, lambda one: getattr(one, base_name)(*positional, **keywords), is_async=is_async
-            )
-
-        draft = interpreter.draft
-        key = draft.name(f"{interpreter.name}.{base_name}", *DERIVED)
-        self.own_models.add_site(key, llm, runs_in_loop=is_async)
-        component = Component(
-            key,
-            Role.GENERATION,
-            tuple(refs.items()),
-            PROVIDER,
-            effects=(PERMISSION,),
-            attributes=Attributes(wrapped=key),
-        )
-        text = draft.add(component, lambda inputs: self.own_models.request(key, provider_arguments(inputs)))
-        interpreter.append_span(draft.span((key,)))
-        result: Symbol = text
-        if base_name == "complete":
-            result = Instance(_Answer, {"text": text, _TEXT: text})
-        elif base_name == "chat":
-            content = _compute(interpreter, "content", on_loop(_text_if_any), {"text": text})
-            result = Instance(_Answer, {"message": Instance(_Answer, {"content": content})})
-        return AwaitableValue(result) if is_async else result
+    # ------------------------------------------------------------ retrievers and engines
 
     def _make_part(
         self, index: VectorStoreIndex, name: str, interpreter: FunctionInterpreter, arguments: Arguments
@@ -453,7 +369,7 @@ class _StepReader:
         values = {key: known_value(symbol) for key, symbol in arguments.keywords.items()}
         all_known = arguments.complete and not arguments.positional and all(is_known for is_known, _ in values.values())
         options = {key: value for key, (_, value) in values.items()}
-        lowering = Lowering(own_models=self.own_models)
+        lowering = Lowering(own_models=self.models.own_models)
         try:
             node_ids = lowering.read_parts(QueriedIndexParts, index).index_struct.nodes_dict
             llm = options.pop("llm", None) or lowering.read_parts(SettingsParts, Settings).llm
@@ -462,7 +378,7 @@ class _StepReader:
             part = index.as_retriever(**options) if name == "as_retriever" else make_query_engine(index, llm, options)
         except Exception:  # the original raises it as well, or it is not understood
             return UNKNOWN_VALUE
-        self.guards += [*lowering.guards, ElementsGuard(node_ids, tuple(node_ids.values()))]
+        self.models.guards += [*lowering.guards, ElementsGuard(node_ids, tuple(node_ids.values()))]
         return KnownValue(part)
 
     def _lower_query_call(self, part: Any, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
@@ -473,7 +389,7 @@ class _StepReader:
             return UNKNOWN_VALUE
         draft = interpreter.draft
         before = set(draft.components)
-        lowering = Lowering(draft=draft, own_models=self.own_models, runs_in_loop=is_async)
+        lowering = Lowering(draft=draft, own_models=self.models.own_models, runs_in_loop=is_async)
         result: Symbol = UNKNOWN_VALUE
         try:
             text = interpreter.to_ref(query)
@@ -482,18 +398,18 @@ class _StepReader:
                 result = lower_retriever(lowering, part, symbolic_query, path, path) or UNKNOWN_VALUE
             elif (answer := try_lower_query(lowering, part, symbolic_query, path)).text is not None:
                 texts = {"text": answer.text}
-                response = _compute(interpreter, "response", on_loop(_text_if_any), texts)
-                written = _compute(interpreter, "text", on_loop(lambda text: text or "None"), texts)
-                fields = {"response": response, "source_nodes": answer.nodes or UNKNOWN_VALUE, _TEXT: written}
-                result = Instance(_Answer, fields)
+                response = compute(interpreter, "response", on_loop(text_if_any), texts)
+                written = compute(interpreter, "text", on_loop(lambda text: text or "None"), texts)
+                fields = {"response": response, "source_nodes": answer.nodes or UNKNOWN_VALUE, TEXT: written}
+                result = Instance(Answer, fields)
         except (NotUnderstood, Unreadable):
             pass
-        self.guards += lowering.guards
+        self.models.guards += lowering.guards
         interpreter.append_span(draft.span(tuple(key for key in draft.components if key not in before)))
         return AwaitableValue(result) if is_async else result
 
 
-# ------------------------------------------------------------ prompts, messages, events and nodes
+# ------------------------------------------------------------ events and nodes
 
 
 def _buffer_argument(arguments: Arguments) -> Symbol:
@@ -547,27 +463,6 @@ def _make_event(kind: type, interpreter: FunctionInterpreter, arguments: Argumen
     return Instance(kind, {_ARGUMENTS: Fields(arguments.keywords) if is_known else UNKNOWN_VALUE})
 
 
-def _make_message(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-    """Interpret `ChatMessage(...)`; unknown for arguments that are not known by name."""
-    fields = dict(arguments.keywords)
-    is_known, role = known_value(fields.get("role", UNKNOWN_VALUE))
-    if is_known and type(role) is MessageRole:
-        fields["role"] = KnownValue(role.value)
-    return UNKNOWN_VALUE if arguments.positional or not arguments.complete else Instance(ChatMessage, fields)
-
-
-def _format_prompt(template: PromptTemplate, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-    """Interpret `template.format(...)` as a text that the framework makes once the variables are known."""
-    if arguments.positional or not arguments.complete:
-        return UNKNOWN_VALUE
-    try:
-        prompt = copy_prompt(template)
-        refs = {key: interpreter.to_ref(symbol) for key, symbol in arguments.keywords.items()}
-    except NotUnderstood:
-        return UNKNOWN_VALUE
-    return _compute(interpreter, "prompt", lambda **values: prompt.format(**values), refs)
-
-
 def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
     """Interpret `node.get_content()` as a text that is read at run time, from a node of LlamaIndex's classes."""
     if arguments.all_items():
@@ -579,18 +474,4 @@ def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Argum
             raise UnfitValue(f"a {type(node).__name__} is no node of LlamaIndex's")
         return str(node.get_content())
 
-    return _compute(interpreter, "content", on_loop(content), {"node": owner})
-
-
-def _text_if_any(text: str) -> str:
-    """Return the text of an answer. Raise `UnfitValue` for an empty one, which may have been none."""
-    if not text:
-        raise UnfitValue("an answer without text")
-    return text
-
-
-def _compute(interpreter: FunctionInterpreter, word: str, call: Callable[..., Any], refs: Mapping[str, Ref]) -> Symbol:
-    """Add a value that is computed by the framework's own pure code."""
-    name = interpreter.draft.name(f"{interpreter.name}.{word}")
-    interpreter.shared.helpers.add(name)
-    return interpreter.draft.call(name, call, (), **refs)
+    return compute(interpreter, "content", on_loop(content), {"node": owner})

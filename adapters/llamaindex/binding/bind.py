@@ -36,9 +36,8 @@ from teola_plugin.adapters.llamaindex.binding.openai import (
     is_openai_embedding,
 )
 from teola_plugin.adapters.llamaindex.composite_calls import intercept_batches
-from teola_plugin.adapters.llamaindex.embedding import TeolaEmbedding
 from teola_plugin.adapters.llamaindex.llm import TeolaLLM
-from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked, refuse_pickling
+from teola_plugin.adapters.llamaindex.pool_backed import PoolBacked, TeolaEmbedding, refuse_pickling
 from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.llamaindex.vector_store import StoreQueries
 from teola_plugin.adapters.method_adapter import subclass_of

@@ -28,8 +28,10 @@ from teola_plugin.shims.llamaindex.interceptors import (
     PUBLIC_METHODS,
     STREAMING_METHODS,
     STRUCTURED_METHODS,
+    TOOL_METHODS,
     Body,
     body_of,
+    defining_class,
     is_async_method,
     is_openai,
     provider_methods,
@@ -133,8 +135,9 @@ def provider_call_of(llm: Any, run: Run, *, is_async: bool) -> ProviderArguments
             return calling("chat")(messages_of(llm, prompt, arguments))
         return calling("complete")(text_of(llm, prompt, arguments), formatted=True)
 
+    methods = {"complete": calling("complete"), "chat": calling("chat")}
     try:
-        run(clone(llm, predict=predict, complete=calling("complete"), chat=calling("chat")))
+        run(clone(llm, predict=predict, acomplete=capturing.acomplete, achat=capturing.achat, **methods))
     except _ProviderCallCaptured as end:
         return end.arguments
     raise Unreadable("it does not ask its LLM")
@@ -145,7 +148,10 @@ def replay(llm: Any, run: Run, texts: list[str]) -> Any:
     answers = iter(texts)
 
     def chat(*_: Any, **__: Any) -> ChatResponse:
-        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=next(answers)))
+        answer = next(answers)
+        if isinstance(answer, ToolCallText):
+            return answer.response.model_copy(deep=True)
+        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=answer))
 
     return run(
         clone(
@@ -155,6 +161,55 @@ def replay(llm: Any, run: Run, texts: list[str]) -> Any:
             chat=chat,
         )
     )
+
+
+class ToolCallText(str):
+    """The text of an answer that calls tools and has no text: it is empty, and holds the answer for `replay`."""
+
+    response: ChatResponse
+
+
+def text_of_answer(response: ChatResponse) -> str:
+    """Return the text of a chat model's answer; a `ToolCallText` if it has none, and calls tools."""
+    message = response.message
+    calls_tools = bool(message.additional_kwargs.get("tool_calls")) or any(
+        getattr(block, "block_type", "") == "tool_call" for block in getattr(message, "blocks", ())
+    )
+    if message.content or not calls_tools:
+        return message.content or ""
+    text = ToolCallText()
+    text.response = response.model_copy(deep=True)
+    return text
+
+
+_STRUCTURED_CODE = (
+    *(*STRUCTURED_METHODS, *TOOL_METHODS, "predict_and_call", "apredict_and_call"),
+    *("chat_with_tools", "achat_with_tools", "_prepare_chat_with_tools_compat", "_validate_chat_with_tools_response"),
+    *("as_structured_llm", "_prepare_schema", "_should_use_structure_outputs"),
+)
+"""Methods of LLMs that have a part in structured answers."""
+
+
+def has_own_structured_code(llm: Any) -> bool:
+    """Return True if functions of the user's own have a part in an LLM's structured answers."""
+    names = [name for name in _STRUCTURED_CODE if hasattr(type(llm), name)]
+    classes = [defining_class(type(llm), name) for name in names]
+    are_of_framework = all(cls.__module__.startswith("llama_index.") for cls in classes)
+    return not are_of_framework or not vars(llm).keys().isdisjoint(names)
+
+
+def run_silently(call: Callable[[], Any]) -> Any:
+    """Return what a function returns, or its coroutine, which must not wait. No handler hears of its calls.
+
+    Raises `Unreadable` if the coroutine waits.
+    """
+    install_silencing()
+    token = _silence.set(Silence.SILENT)
+    try:
+        value = call()
+        return run_without_waiting(value) if inspect.iscoroutine(value) else value
+    finally:
+        _silence.reset(token)
 
 
 def prepare(target: Any) -> None:
