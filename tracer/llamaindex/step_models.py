@@ -47,8 +47,7 @@ from teola_plugin.tracer.llamaindex.classes import copy_prompt
 from teola_plugin.tracer.llamaindex.lowering import AttributeGuard, Guard
 from teola_plugin.tracer.llamaindex.model_calls import PROVIDER, OwnModels
 from teola_plugin.tracer.llamaindex.step_data import Rule
-from teola_plugin.tracer.purity.data_classes import data_class_of
-from teola_plugin.tracer.purity.purity import is_plain
+from teola_plugin.tracer.purity.data_classes import data_class_of, is_data
 from teola_plugin.tracer.symbols import NotUnderstood
 
 TEXT = "str()"
@@ -100,7 +99,7 @@ class _CallArguments:
 
     def call(self, method: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """Call a method with these arguments. `values`: those of the refs, by name."""
-        if any(is_instance(one, RichPromptTemplate) for one in self.constants.values()):
+        if any(is_instance(one, BasePromptTemplate) for one in self.constants.values()):
             _require_data(values)
         keywords = {**self.constants, **values}
         positional = [keywords.pop(f"argument{i}") for i in range(self.positional)]
@@ -387,9 +386,15 @@ def _copy_template(template: Any) -> Any:
 
 
 def _require_data(values: Mapping[str, Any]) -> None:
-    """Raise `UnfitValue` unless all values are data: Jinja reads attributes of objects, which may be code."""
-    if not all(map(is_plain, values.values())):
+    """Raise `UnfitValue` unless the values of a template's variables are data: writing others may run user code."""
+    if not all(map(_is_data, values.values())):
         raise UnfitValue("a value of a template is an object")
+
+
+def _is_data(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_data, value))
+    return is_data(value) or is_framework_code(type(value))
 
 
 def _make_template(create: Callable[..., Any], interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
@@ -418,8 +423,7 @@ def _format_prompt(template: Any, method: str, interpreter: FunctionInterpreter,
 
     def formatted(**values: Any) -> Any:
         """Return the text or the messages."""
-        if type(template) is RichPromptTemplate:
-            _require_data(values)
+        _require_data(values)
         return getattr(prompt, method)(**values)
 
     return compute(interpreter, "prompt", formatted, refs)
