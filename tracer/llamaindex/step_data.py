@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, NoneType
-from typing import Any, get_args, get_origin
+from types import CodeType, FunctionType
+from typing import Any
 
 from llama_index.core.workflow import Event, StartEvent, Workflow
 from pydantic import BaseModel
@@ -23,13 +23,12 @@ from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, FunctionInterpreter, KnownValue, Symbol
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import OutOfFuel
-from teola_plugin.tracer.functions.lookup import is_framework_code, is_subclass
+from teola_plugin.tracer.functions.lookup import is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.symbols import (
     AwaitableValue,
     Expression,
-    is_constant,
     known_value,
     move_to_draft,
     producers,
@@ -64,16 +63,6 @@ def _key_and_default(arguments: Arguments, name: str) -> tuple[str, Symbol | Non
 
 
 # ------------------------------------------------------------ events
-
-_PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
-
-
-def is_plain_annotation(annotation: Any) -> bool:
-    """Return True for a type of built-in types and the framework's classes: no code of the user's validates it."""
-    inner, origin = get_args(annotation), get_origin(annotation)
-    if inner and getattr(origin, "__module__", "") in ("builtins", "types", "typing"):
-        return all(one is Ellipsis or is_plain_annotation(one) for one in inner)
-    return annotation in _PLAIN_TYPES or (isinstance(annotation, type) and is_framework_code(annotation))
 
 
 @dataclass(slots=True)
@@ -182,13 +171,6 @@ def _name_argument(arguments: Arguments, max_arguments: int) -> str | None:
     symbols = arguments.symbols or []
     is_known, name = known_value(symbols[1]) if 1 < len(symbols) <= max_arguments else (False, None)
     return name if is_known and type(name) is str and not arguments.keywords else None
-
-
-def with_defaults(kind: Any, fields: Mapping[str, Symbol], names: Iterable[str]) -> dict[str, Symbol]:
-    """Return the fields of an event, with the constant defaults of those that are not among `names`, which are set."""
-    defaults = {name: info.default for name, info in kind.model_fields.items() if info.default_factory is None}
-    constants = {name: KnownValue(value) for name, value in defaults.items() if is_constant(value)}
-    return {name: value for name, value in constants.items() if name not in names} | dict(fields)
 
 
 # ------------------------------------------------------------ the context's store
@@ -446,15 +428,20 @@ def _changed_by(method: FunctionType) -> frozenset[str]:
     return _changed_attributes(method.__code__)
 
 
-def sends_events(step: WorkflowStep) -> bool:
-    """Return True if the source of a step names `send_event`, or does not show what it does with its context."""
-    definition = _definition(step)
-    if definition is None:
-        return True
-    parts = list(ast.walk(definition))
-    uses = [one for one in parts if isinstance(one, ast.Name) and one.id == step.context_name]
-    attributes = [one.attr for one in parts if isinstance(one, ast.Attribute) and one.value in uses]
-    return "send_event" in attributes or len(attributes) < len(uses)
+def changed_lists(step: WorkflowStep) -> frozenset[str]:
+    """Return the attributes of a workflow with lists and the like that a step changes by a method, as `append` does.
+
+    The step may do so itself, or in methods of the workflow that it calls.
+    """
+    workflow = getattr(step.function, "__self__", None)
+    changed_names, called_names, pending = set[str](), set[str](), [_code_of(step.function)]
+    while pending:
+        changed, called = _method_uses(code) if (code := pending.pop()) is not None else (_NO_KEYS, _NO_KEYS)
+        changed_names |= changed
+        pending += [_code_of(inspect.getattr_static(type(workflow), name, None)) for name in called - called_names]
+        called_names |= called
+    values = getattr(workflow, "__dict__", {})
+    return frozenset(name for name in changed_names if type(values.get(name)) in (list, dict, set))
 
 
 # ------------------------------------------------------------ reading source
@@ -568,6 +555,21 @@ def _changed_attributes(code: CodeType) -> frozenset[str]:
         return _NO_KEYS
     return frozenset(
         name for node in ast.walk(definition) for changed in _changed(node) for name in _attribute_of(changed, owner[0])
+    )
+
+
+@lru_cache(maxsize=1024)
+def _method_uses(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the attributes that a method changes by calling a method of their values, and methods that it calls."""
+    definition, owner = source_of(code), code.co_varnames[:1]
+    if definition is None or not owner:
+        return _NO_KEYS, _NO_KEYS
+    calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    methods = [func for func in calls if isinstance(func, ast.Attribute)]
+    changed = [func.value for func in methods if func.attr in MUTATING_METHODS]
+    return (
+        frozenset(name for value in changed for name in _attribute_of(value, owner[0])),
+        frozenset(func.attr for func in methods if isinstance(func.value, ast.Name) and func.value.id == owner[0]),
     )
 
 

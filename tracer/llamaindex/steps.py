@@ -7,10 +7,11 @@ template has the values of the first step's event and, by key, those that the co
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from types import NoneType
+from typing import Any, cast, get_args, get_origin
 
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -44,7 +45,7 @@ from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import is_text
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
-from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, known_value
+from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
@@ -54,9 +55,7 @@ from teola_plugin.tracer.llamaindex.step_data import (
     Rule,
     StoreRules,
     StoreStandIn,
-    is_plain_annotation,
-    sends_events,
-    with_defaults,
+    changed_lists,
 )
 from teola_plugin.tracer.llamaindex.step_models import TEXT, Answer, ModelRules, compute, text_if_any
 from teola_plugin.tracer.source import source_of
@@ -209,14 +208,26 @@ def runs_alone(steps: Mapping[str, WorkflowStep], name: str) -> bool:
 
 def _sends_one_event(step: WorkflowStep) -> bool:
     """Return True if a step sends no event but the one that it returns, as far as its source shows its context."""
+    attributes = _context_attributes(step)
+    return attributes is not None and _HARMLESS_ATTRIBUTES.issuperset(attributes)
+
+
+def _sends_events(step: WorkflowStep) -> bool:
+    """Return True if the source of a step names `send_event`, or does not show what it does with its context."""
+    attributes = _context_attributes(step)
+    return attributes is None or "send_event" in attributes
+
+
+def _context_attributes(step: WorkflowStep) -> list[str] | None:
+    """Return the attributes of its context that a step reads; None if its source does not show all uses of it."""
     code = getattr(getattr(step.function, "__func__", step.function), "__code__", None)
     definition = None if code is None else source_of(code)
-    if definition is None or not step.context_name:
-        return definition is not None
+    if definition is None:
+        return None
     parts = list(ast.walk(definition))
     uses = [one for one in parts if isinstance(one, ast.Name) and one.id == step.context_name]
     attributes = [one.attr for one in parts if isinstance(one, ast.Attribute) and one.value in uses]
-    return len(uses) == len(attributes) and _HARMLESS_ATTRIBUTES.issuperset(attributes)
+    return attributes if len(attributes) == len(uses) else None
 
 
 def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutations) -> Fields | None:
@@ -233,9 +244,27 @@ def _fields_of_event(draft: Draft, event: Instance, name: str, mutations: Mutati
         field_info = kind.model_fields.get(key)
         if field_info is None or field_info.annotation is Any:
             fields[key] = value
-        elif not field_info.metadata and is_plain_annotation(field_info.annotation):
+        elif not field_info.metadata and _is_plain_annotation(field_info.annotation):
             fields[key] = _validated(draft, kind, key, value, name)
-    return Fields(with_defaults(kind, fields, values.items), attributes=True, fields_only=True)
+    return Fields(_with_defaults(kind, fields, values.items), attributes=True, fields_only=True)
+
+
+_PLAIN_TYPES = (str, int, float, bool, NoneType, Any, list, dict, tuple, set)
+
+
+def _is_plain_annotation(annotation: Any) -> bool:
+    """Return True for a type of built-in types and the framework's classes: no code of the user's validates it."""
+    inner, origin = get_args(annotation), get_origin(annotation)
+    if inner and getattr(origin, "__module__", "") in ("builtins", "types", "typing"):
+        return all(one is Ellipsis or _is_plain_annotation(one) for one in inner)
+    return annotation in _PLAIN_TYPES or (isinstance(annotation, type) and is_framework_code(annotation))
+
+
+def _with_defaults(kind: Any, fields: Mapping[str, Symbol], names: Iterable[str]) -> dict[str, Symbol]:
+    """Return the fields of an event, with the constant defaults of those that are not among `names`, which are set."""
+    defaults = {name: info.default for name, info in kind.model_fields.items() if info.default_factory is None}
+    constants = {name: KnownValue(value) for name, value in defaults.items() if is_constant(value)}
+    return {name: value for name, value in constants.items() if name not in names} | dict(fields)
 
 
 def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> Symbol:
@@ -278,6 +307,8 @@ class _StepReader:
     collections: list[Collection] = field(default_factory=list)
     unread_calls: dict[str, UnreadCall] = field(default_factory=dict)
     _number_of_collections: int = 0
+    _changed_lists: frozenset[str] = frozenset()
+    """Attributes of the workflow whose lists the steps so far have changed."""
 
     def first_events(self, step: WorkflowStep) -> dict[str, Symbol]:
         """Return the events in the template's input, by the parameters of the step that gets them."""
@@ -293,8 +324,10 @@ class _StepReader:
     def unknown_attributes(self, step: WorkflowStep) -> dict[int, frozenset[str]]:
         """Return the attributes of the workflow that nobody knows when the step comes to them, by the object's id."""
         workflow = getattr(step.function, "__self__", None)
-        stays_alone = self.situation.is_alone and not sends_events(step)
-        return {} if workflow is None or stays_alone else {id(workflow): self.situation.changing_attributes}
+        stays_alone = self.situation.is_alone and not _sends_events(step)
+        self._changed_lists |= changed_lists(step)
+        others = frozenset[str]() if stays_alone else self.situation.changing_attributes
+        return {} if workflow is None else {id(workflow): self._changed_lists | others}
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""

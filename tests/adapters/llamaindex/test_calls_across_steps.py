@@ -450,3 +450,132 @@ def test_run_timeout_cancels_prefetched_calls() -> None:
 
     asyncio.run(run())
     assert llm.prompts == ["plan oats", "sketch oats"]
+
+
+# ------------------------------------------------------------ lists of the workflow that steps change
+
+
+class Logging(OwnWorkflow):
+    """A workflow that keeps a log on itself."""
+
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        self.log: list[str] = ["begun"]
+        self.seen: set[str] = set()
+
+    def note(self, text: str) -> str:
+        """Add a text to the log, and return it."""
+        self.log.append(text)
+        return text
+
+
+class NotesBetweenCalls(Logging):
+    @step
+    async def plan(self, ev: StartEvent) -> StopEvent:
+        self.log.append(ev.query)
+        first = await self.ask(f"first {ev.query}")
+        self.log.append(self.note(first))
+        self.seen.add(first)
+        second = await self.ask(f"second {ev.query}")
+        return StopEvent(result=[first, second, *self.log])
+
+
+class NotesInALoop(Logging):
+    @step
+    async def plan(self, ev: StartEvent) -> StopEvent:
+        answers = []
+        for word in ("first", "second", "third"):
+            answer = await self.ask(f"{word} {ev.query}")
+            self.log.append(answer)
+            answers.append(self.note(answer))
+        return StopEvent(result=answers)
+
+
+class NotesBeforeTheNextStep(Logging):
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        return Planned(plan=self.note(await self.ask(f"plan {ev.query}")))
+
+    @step
+    async def answer(self, ev: Planned) -> StopEvent:
+        return StopEvent(result=[await self.ask("independent"), ev.plan])
+
+
+@pytest.mark.parametrize("make", [NotesBetweenCalls, NotesInALoop, NotesBeforeTheNextStep])
+def test_calls_behind_notes_in_a_list_of_the_workflow_are_prefetched(make: type[OwnWorkflow]) -> None:
+    original_llm, llm = compared(make, latency_s=SLOW_S)
+
+    assert original_llm.most_at_once == 1
+    assert llm.most_at_once >= 2
+
+
+class ReadsItsNotes(Logging):
+    """Prompts read the list that the step changes."""
+
+    @step
+    async def plan(self, ev: StartEvent) -> StopEvent:
+        first = self.note(await self.ask(f"first {', '.join(self.log)}"))
+        second = self.note(await self.ask(f"second {self.log}"))
+        third = await self.ask(f"third {len(self.log)} {self.log[-1]}")
+        return StopEvent(result=[first, second, third])
+
+
+class NextStepReadsNotes(Logging):
+    """The next step reads the list, and so does a helper."""
+
+    def notes(self) -> str:
+        return " and ".join(self.log)
+
+    @step
+    async def plan(self, ev: StartEvent) -> Planned:
+        self.log.append(ev.query)
+        return Planned(plan=await self.ask(f"plan {ev.query}"))
+
+    @step
+    async def answer(self, ev: Planned) -> StopEvent:
+        answers = [await self.ask(f"{self.notes()}")]
+        for note in self.log:
+            answers.append(await self.ask(f"check {note}"))
+        return StopEvent(result=answers)
+
+
+@pytest.mark.parametrize("make", [ReadsItsNotes, NextStepReadsNotes])
+def test_prompts_with_notes_of_the_workflow_are_the_originals(make: type[OwnWorkflow]) -> None:
+    original_llm, llm = HostedLLM(), HostedLLM()
+    original, fast = make(original_llm), accelerate(make(llm))
+
+    for query in ("oats", "rye", "oats"):
+        assert called(fast, query) == called(original, query)
+
+    assert llm.prompts == original_llm.prompts
+
+
+class InsertsIntoAnIndex(OwnWorkflow):
+    """The step changes an index, which is no list: the search behind it finds the new text."""
+
+    def __init__(self, llm: HostedLLM) -> None:
+        super().__init__(llm)
+        self.index = VectorStoreIndex([TextNode(text="old", id_="old")], embed_model=MockEmbedding(embed_dim=2))
+        self.retriever = self.index.as_retriever(similarity_top_k=5)
+
+    @step
+    async def plan(self, ev: StartEvent) -> StopEvent:
+        first = await self.ask(f"first {ev.query}")
+        self.index.insert_nodes([TextNode(text=first, id_="new")])
+        nodes = await self.retriever.aretrieve(ev.query)
+        return StopEvent(result=[await self.ask(f"grade {node.text}") for node in nodes])
+
+
+def test_search_behind_a_change_of_an_index_finds_it() -> None:
+    compared(InsertsIntoAnIndex)
+
+
+def test_error_behind_a_note_is_the_originals() -> None:
+    errors = []
+    for change in (lambda workflow: workflow, accelerate):
+        workflow = NotesInALoop(HostedLLM(fails_on="second"))
+        with pytest.raises(Exception) as caught:
+            called(change(workflow))
+        errors.append((type(caught.value), str(caught.value), workflow.log))
+
+    assert errors[0] == errors[1]
