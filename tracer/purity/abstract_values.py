@@ -168,6 +168,8 @@ class SizedValue:
     """True if it is certainly a text."""
     is_count: bool = False
     """True if it is a number that is itself no larger than `size`."""
+    length: Size | None = None
+    """A bound for the number of its items, if there is a better one than `size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,14 @@ def size_of(value: AbstractValue) -> Size:
     raise Unbounded("a function, or an object of your own, is used as a value")
 
 
+def length_of(value: AbstractValue) -> Size:
+    """Return a bound for the number of items or characters of a plain value. Raise `Unbounded` for any other."""
+    if isinstance(value, Constant) and isinstance(value.value, (str, bytes, tuple)):
+        return constant_size(1 + len(value.value))
+    length = value.length if isinstance(value, SizedValue) else None
+    return size_of(value) if length is None else length
+
+
 def printed_size(value: AbstractValue) -> Size:
     """Return the size of `str(value)`."""
     if isinstance(value, SizedValue) and value.is_text:
@@ -244,7 +254,8 @@ def join_values(left: AbstractValue, right: AbstractValue) -> AbstractValue:
     if left == right:
         return left
     is_text = all(isinstance(value, SizedValue) and value.is_text for value in (left, right))
-    return SizedValue(maximum(size_of(left), size_of(right)), is_text)
+    length = maximum(length_of(left), length_of(right))
+    return SizedValue(maximum(size_of(left), size_of(right)), is_text, length=length)
 
 
 # ------------------------------------------------------------ machine
@@ -289,17 +300,19 @@ class Machine(ABC):
         if self.cost.degree > MAX_DEGREE or self.cost.factor > MAX_FACTOR:
             raise Unbounded("it may take too many steps")
 
-    def make(self, size: Size, *, is_text: bool = False, is_count: bool = False) -> SizedValue:
+    def make(
+        self, size: Size, *, is_text: bool = False, is_count: bool = False, length: Size | None = None
+    ) -> SizedValue:
         """Return a value that is made here, and count the steps that making it takes.
 
         They are as many as the value is large, and one. Raise `Unbounded` if these are too many.
         """
         self.spend(add(constant_size(1), size))
-        return SizedValue(size, is_text, is_count)
+        return SizedValue(size, is_text, is_count, length)
 
     def sum_over_items(self, items: AbstractValue, measure: Callable[[AbstractValue], Size]) -> Size:
         """Return the total of `measure(item)` over all items."""
-        item_size = self.loops.enter(size_of(items))
+        item_size = self.loops.enter(size_of(items), length_of(items))
         try:
             return self.loops.sum_over_loop(measure(SizedValue(item_size)), self.loops.depth)
         finally:

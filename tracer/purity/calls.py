@@ -29,6 +29,7 @@ from teola_plugin.tracer.purity.abstract_values import (
     add,
     constant_size,
     is_plain_constant,
+    length_of,
     maximum,
     printed_size,
     scale,
@@ -39,8 +40,9 @@ from teola_plugin.tracer.source import Definition, source_of
 
 Args = list[AbstractValue]
 Kwargs = dict[str, AbstractValue]
-_LARGEST_CONSTANT = 1000
-"""The longest range, the widest field, the highest factor that a function may name."""
+LARGEST_CONSTANT = 1000
+"""The longest range, the widest field, the highest factor that a function may name; characters of the longest text that
+is put together of constants here."""
 _LARGEST_FLOAT_SIZE = 32
 """More digits than any float has."""
 
@@ -186,9 +188,11 @@ def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Arg
     if name in _STRIP_METHODS:
         return machine.make(receiver_size, is_text=is_text)
     if name in _COPY_METHODS:
-        return machine.make(scale(receiver_size, 2), is_text=is_text and name.startswith("remove"))
+        is_cut = name.startswith("remove")
+        return machine.make(scale(receiver_size, 2), is_text=is_text and is_cut, length=length_of(receiver))
     if name in _SPLIT_METHODS:
-        return machine.make(add(scale(receiver_size, 3), constant_size(3)))
+        length = add(length_of(receiver), constant_size(3))
+        return machine.make(add(scale(receiver_size, 3), constant_size(3)), length=length)
     if name == "get":
         return SizedValue(maximum(receiver_size, size_of(args[1]) if len(args) > 1 else constant_size(1)))
     if name == "zfill":
@@ -199,11 +203,8 @@ def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Arg
 def _join(machine: Machine, separator: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
     """Return a bound for the result of `separator.join(items)`, and count its steps."""
     (items,) = args
-    if isinstance(separator, Constant) and isinstance(separator.value, (str, bytes)):
-        size = scale(size_of(items), 1 + len(separator.value))
-    else:
-        size = machine.loops.multiply(add(size_of(separator), constant_size(1)), size_of(items))
-    return machine.make(add(constant_size(1), size), is_text=True)
+    separators = machine.loops.multiply(length_of(separator), length_of(items))
+    return machine.make(add(constant_size(1), size_of(items), separators), is_text=True)
 
 
 def _replace(machine: Machine, text: AbstractValue, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -243,14 +244,14 @@ def field_width(spec: AbstractValue) -> int:
     if not isinstance(spec, Constant) or not isinstance(spec.value, str) or "{" in spec.value:
         raise Unbounded("a width that is not known")
     numbers = "".join(c if c.isdigit() else " " for c in spec.value).split()
-    if any(int(number) > _LARGEST_CONSTANT for number in numbers):
+    if any(int(number) > LARGEST_CONSTANT for number in numbers):
         raise Unbounded("a wide field")
     return sum(map(int, numbers))
 
 
 def _size_of_count(number: AbstractValue) -> Size:
     """Return a bound for a number itself. Raise `Unbounded` if there is none."""
-    if isinstance(number, Constant) and isinstance(number.value, int) and abs(number.value) <= _LARGEST_CONSTANT:
+    if isinstance(number, Constant) and isinstance(number.value, int) and abs(number.value) <= LARGEST_CONSTANT:
         return constant_size(abs(number.value))
     if isinstance(number, SizedValue) and number.is_count:
         return number.size
@@ -280,7 +281,7 @@ def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> 
             machine.spend(add(*map(size_of, args)))
             return SMALL
         case "len":
-            return SizedValue(add(*map(size_of, args)), is_count=True)
+            return SizedValue(add(*map(length_of, args)), is_count=True)
         case "range":
             return machine.make(add(constant_size(1), *map(_size_of_count, args)))
         case "str":
@@ -290,15 +291,15 @@ def _call_simple(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> 
             return machine.make(add(constant_size(30), *sizes), is_text=True)
         case _:
             sizes = [scale(size_of(arg), 3) for arg in (*args, *kwargs.values())]
-            return machine.make(add(constant_size(1 + len(kwargs)), *sizes))
+            length = length_of(args[0]) if args and name != "dict" else None  # of a zip, no more than of the first
+            return machine.make(add(constant_size(1 + len(kwargs)), *sizes), length=length)
 
 
 def _round(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     """Return a bound for the result of `round`. Raise `Unbounded` for a number of digits that is large or not known."""
-    for digits in (*args[1:], *kwargs.values()):
-        if not (isinstance(digits, Constant) and digits.value is None):
-            _size_of_count(digits)
-    return machine.make(add(constant_size(_LARGEST_CONSTANT), size_of(args[0])))
+    digits = [value for value in (*args[1:], *kwargs.values()) if value != Constant(None)]
+    digits_size = add(*map(_size_of_count, digits)) if digits else constant_size(LARGEST_CONSTANT)  # a float's integer
+    return machine.make(add(constant_size(30), digits_size, size_of(args[0])))
 
 
 def _sum(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -317,7 +318,7 @@ def _compare(machine: Machine, args: Args, kwargs: Kwargs, *, is_sort: bool) -> 
             machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, key, [item], {}))))
     size = add(*map(size_of, (*args, *kwargs.values())))
     machine.spend(scale(size, 40 if is_sort else 1))
-    return machine.make(scale(size, 2)) if is_sort else SizedValue(size)
+    return machine.make(scale(size, 2), length=length_of(args[0])) if is_sort else SizedValue(size)
 
 
 def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -329,7 +330,7 @@ def _map(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     def result_size(item: AbstractValue) -> Size:
         return add(constant_size(1), size_of(call_value(machine, func, [item], {})))
 
-    return machine.make(machine.sum_over_items(iterables[0], result_size))
+    return machine.make(machine.sum_over_items(iterables[0], result_size), length=length_of(iterables[0]))
 
 
 def _filter(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -337,7 +338,7 @@ def _filter(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
     func, items = args
     if func != Constant(None):
         machine.spend(machine.sum_over_items(items, lambda item: size_of(call_value(machine, func, [item], {}))))
-    return machine.make(size_of(items))
+    return machine.make(size_of(items), length=length_of(items))
 
 
 def _json_loads(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
@@ -397,7 +398,21 @@ def are_counts(*values: AbstractValue) -> bool:
 def _constant_number(value: AbstractValue) -> float | None:
     """Return a small constant number, None for any other value."""
     number = value.value if isinstance(value, Constant) else None
-    return number if isinstance(number, (int, float)) and abs(number) <= _LARGEST_CONSTANT else None
+    return number if isinstance(number, (int, float)) and abs(number) <= LARGEST_CONSTANT else None
+
+
+def _constant_text(machine: Machine, text: str) -> Constant:
+    """Return a short text that is put together of constants, and count the steps that this takes."""
+    machine.spend(constant_size(1 + len(text)))
+    return Constant(text)
+
+
+def _add(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
+    """Return a bound for the result of `+`; the text itself if it is a short one of constants."""
+    match left, right:
+        case (Constant(str(first)), Constant(str(second))) if len(first) + len(second) <= LARGEST_CONSTANT:
+            return _constant_text(machine, first + second)
+    return _bound_by_sum(machine, left, right)
 
 
 def _bound_by_sum(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
@@ -418,6 +433,10 @@ def _bound_by_sum(machine: Machine, left: AbstractValue, right: AbstractValue) -
 
 def _multiply(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
     """Return a bound for a product with a small constant or a count. Raise `Unbounded` for any other one."""
+    match left, right:
+        case (Constant(str(text)), Constant(int(number))) | (Constant(int(number)), Constant(str(text))):
+            if len(text) * number <= LARGEST_CONSTANT:
+                return _constant_text(machine, text * number)
     for factor, value in ((_constant_number(left), right), (_constant_number(right), left)):
         if factor is not None:
             size = scale(size_of(value), max(1, abs(int(factor)) + 1))
@@ -449,7 +468,7 @@ def _modulo(machine: Machine, left: AbstractValue, right: AbstractValue) -> Abst
 
 
 OPERATORS: Mapping[type[ast.operator], Callable[[Machine, AbstractValue, AbstractValue], AbstractValue]] = {
-    ast.Add: _bound_by_sum,
+    ast.Add: _add,
     ast.Mult: _multiply,
     ast.Div: _divide,
     ast.FloorDiv: _divide,

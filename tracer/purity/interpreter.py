@@ -31,12 +31,14 @@ from teola_plugin.tracer.purity.abstract_values import (
     constant_size,
     is_plain_constant,
     join_values,
+    length_of,
     printed_size,
     scale,
     size_of,
 )
 from teola_plugin.tracer.purity.calls import (
     BUILTINS,
+    LARGEST_CONSTANT,
     OPERATORS,
     are_counts,
     call_value,
@@ -193,11 +195,8 @@ class Interpreter(Machine):
 
     def _enter_loop(self, iterable: ast.expr) -> AbstractValue:
         """Open a loop, and return its item."""
-        count: Size | None = None
-        if isinstance(iterable, (ast.List, ast.Tuple, ast.Set)):
-            is_counted = not any(isinstance(item, ast.Starred) for item in iterable.elts)
-            count = constant_size(1 + len(iterable.elts)) if is_counted else None
-        return SizedValue(self.loops.enter(add(constant_size(1), size_of(self._evaluate(iterable))), count))
+        value = self._evaluate(iterable)
+        return SizedValue(self.loops.enter(add(constant_size(1), size_of(value)), length_of(value)))
 
     # ------------------------------------------------------------ variables
 
@@ -311,7 +310,8 @@ class Interpreter(Machine):
             self.spend(size)
         else:
             self.spend(size_of(self._evaluate(key)))
-        return SizedValue(size, isinstance(container, SizedValue) and container.is_text)
+        is_text = isinstance(container, SizedValue) and container.is_text
+        return SizedValue(size, is_text, length=length_of(container) if isinstance(key, ast.Slice) else None)
 
     def _call(self, node: ast.Call) -> AbstractValue:
         """Return a bound for what a call returns, and count its steps. Raise `Unbounded` for an unknown callee."""
@@ -335,7 +335,7 @@ class Interpreter(Machine):
         """Return a bound for the text of an f-string or `%s`: a constant if all parts are, else their total size."""
         values = [self._evaluate(part) for part in parts]
         texts = [value.value for value in values if isinstance(value, Constant) and isinstance(value.value, str)]
-        if len(texts) == len(values):
+        if len(texts) == len(values) and sum(map(len, texts)) <= LARGEST_CONSTANT:
             return Constant("".join(texts))
         return self.make(add(constant_size(1), *map(size_of, values)), is_text=True)
 
@@ -343,6 +343,8 @@ class Interpreter(Machine):
         """Return a bound for the text of an f-string's field. Raise `Unbounded` for a large or unknown width."""
         width = field_width(self._evaluate(node.format_spec)) if node.format_spec else 0
         value = self._evaluate(node.value)
+        if isinstance(value, Constant) and isinstance(value.value, str) and node.conversion < 0 and not width:
+            return value
         size = scale(size_of(value), REPR_FACTOR) if chr(max(node.conversion, 0)) in "ra" else printed_size(value)
         return self.make(add(constant_size(30 + width), size), is_text=True)
 
@@ -356,7 +358,11 @@ class Interpreter(Machine):
         are_constant = all(is_plain_constant(constant) or isinstance(constant, type) for constant in constants)
         if isinstance(node, ast.Tuple) and are_constant and len(constants) == len(parts):
             return Constant(tuple(constants))  # also of classes, for `isinstance`
-        return self.make(add(constant_size(1 + len(parts)), *map(size_of, parts)))
+        size, number = add(constant_size(1 + len(parts)), *map(size_of, parts)), constant_size(1 + len(parts))
+        has_all_items = isinstance(node, (ast.Tuple, ast.List, ast.Set)) and not any(
+            isinstance(item, ast.Starred) for item in node.elts
+        )
+        return self.make(size, length=number if has_all_items else None)
 
     def _comprehend(self, node: Comprehension, parts: Sequence[ast.expr]) -> AbstractValue:
         """Return a bound for a comprehension, the total size of its `parts` in all iterations, and count its steps."""
@@ -375,10 +381,11 @@ class Interpreter(Machine):
             size = size_of(self._evaluate(part))
             self.spend(size)
             growth = add(growth, self.loops.sum_over_loops(add(constant_size(1), size), depth))
+        length = self.loops.sum_over_loops(constant_size(1), depth)
         for _ in node.generators:
             self.loops.leave()
         scope.variables = outer_variables
-        return SizedValue(growth)
+        return SizedValue(growth, length=length)
 
 
 def _merge_variables(left: _Variables, right: _Variables) -> _Variables:

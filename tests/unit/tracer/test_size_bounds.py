@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from teola_plugin.tracer.purity.abstract_values import MAX_FACTOR
 from teola_plugin.tracer.purity.interpreter import step_bound
 from teola_plugin.tracer.purity.purity import analyze_purity, plain_size
 
@@ -45,6 +46,23 @@ def doubling(x: Any) -> Any:
     d = c + c + c + c + c + c + c + c + c + c
     e = d + d + d + d + d + d + d + d + d + d
     return e + e + e + e + e + e + e + e + e + e
+
+
+def doubled_constant(x: Any) -> Any:
+    a = "-" * 1000
+    b = a + a + a + a + a + a + a + a + a + a
+    c = b + b + b + b + b + b + b + b + b + b
+    d = c + c + c + c + c + c + c + c + c + c
+    return x + d
+
+
+def doubled_field(x: Any) -> Any:
+    a = "----------"
+    b = f"{a}{a}{a}{a}{a}{a}{a}{a}{a}{a}"
+    c = f"{b}{b}{b}{b}{b}{b}{b}{b}{b}{b}"
+    d = f"{c}{c}{c}{c}{c}{c}{c}{c}{c}{c}"
+    e = f"{d}{d}{d}{d}{d}{d}{d}{d}{d}{d}"
+    return x + e + e
 
 
 def squaring(x: Any) -> Any:
@@ -131,6 +149,10 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
     "json with a hook": lambda x: json.loads(x, object_hook=lambda d: d),
     "json with another encoder": lambda x: json.dumps(x, default=str),
     "doubling": doubling,
+    "a constant text doubled": doubled_constant,
+    "a field of a constant text doubled": doubled_field,
+    "a wide rule": lambda x: "-" * 10**9 + x,
+    "joined by a long separator that is the input": lambda x: x.join([x.join(x)]).join(x),
     "squares of squares": squaring,
     "a handler of errors": guarded,
     "a function whose variable changes": changing,
@@ -193,6 +215,21 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
     "quoted twice": lambda x: repr(repr(x)),
     "formatted": lambda x: f"Q: {x} A: {x!r}",
     "escaped": lambda x: [t.replace("&", "&amp;").replace("<", "&lt;").replace("", "--") for t in x],
+    "between rules": lambda x: ("\n" + "-" * 40 + "\n").join(x),
+    "between rules, numbered": lambda x: f"\n{'=' * 30}\n".join([f"{i}: {t}" for i, t in enumerate(x, start=1)]),
+    "joined by each": lambda x: [text.join(x) for text in x],
+    "joined by the whole": lambda x: "".join(x).join(x),
+    "joined characters": lambda x: ("=" * 20).join("".join(x)),
+    "joined pieces": lambda x: ("=" * 20).join("".join(x).split("a")),
+    "joined items of a dictionary": lambda x: ("=" * 20).join(f"{k}{v}" for k, v in {t: t for t in x}.items()),
+    "joined cut list": lambda x: ("=" * 20).join(sorted(x)[:5] or ["none", "of", "them"]),
+    "joined chosen items": lambda x: ("=" * 20).join(filter(None, map(str.strip, reversed(x)))),
+    "joined pairs": lambda x: ("=" * 20).join(b for a in x for b in (a, "b", a)),
+    "joined starred items": lambda x: ("=" * 20).join(["first", *x, *x]),
+    "joined sum of lists": lambda x: ("=" * 20).join(["first"] + x + x),  # noqa: RUF005
+    "joined keys": lambda x: ("=" * 20).join({t: 1 for t in x} | {"k": 1}),
+    "repeated, then joined": lambda x: ("=" * 20).join(["a"] * 30 + x),
+    "rounded": lambda x: [round(len(text) / 7, 3) for text in x],
     "three times": lambda x: [text * 3 for text in x] * 3,
     "as often as there are": lambda x: "-" * len(x),
     "zipped": lambda x: [a + b for a, b in zip(x, reversed(x), strict=True)],
@@ -218,6 +255,23 @@ def test_result_size_does_not_exceed_the_bound(name: str, texts: list[str]) -> N
     found = step_bound(BOUNDED[name])  # type: ignore[arg-type]
     assert found is not None and found.degree <= 2
     assert plain_size(BOUNDED[name](texts), most) <= found.factor * plain_size(texts, most) ** found.degree
+
+
+def documents_between_rules(x: Any) -> Any:
+    separator = "\n" + "-" * 80 + "\n"
+    return separator.join(
+        [
+            f"[{i}] {one.get('title', 'Untitled')} - {one.get('source', 'unknown')}, page {one.get('page', '?')}, "
+            f"relevance {round(one.get('score', 0.0), 3)}\n{one['content'][:500] + '...'}"
+            for i, one in enumerate(x, 1)
+        ]
+    )
+
+
+def test_bound_of_formatted_documents_is_far_below_the_limit() -> None:
+    bound = step_bound(documents_between_rules)  # type: ignore[arg-type]
+    assert bound is not None
+    assert (bound.degree, bound.factor < MAX_FACTOR / 10) == (1, True)
 
 
 def test_search_for_a_bound_takes_limited_time() -> None:
