@@ -59,8 +59,10 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
     word_set,
 )
-from teola_plugin.tracer.purity.calls import CALLABLES, METHODS
+from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS
+from teola_plugin.tracer.purity.interpreter import free_names
 from teola_plugin.tracer.purity.purity import cached_purity
+from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _HARMLESS_MODULES = word_set(
@@ -319,18 +321,34 @@ def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Argume
     if isinstance(func, KnownValue) and func.value is len and len(symbols) == 1 and isinstance(symbols[0], ItemList):
         return _length(interpreter, symbols[0])
     template = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.keywords])
-    call = compose(interpreter, template, {"func": func, "args": symbols})
+    call = compose(interpreter, template, {"func": func, "args": list(map(_code_of_lambda, symbols))})
     if not isinstance(call, Expression):
         return call
     assert isinstance(call.code, ast.Call)
     expressions, keywords = [call], []
     for name, symbol in arguments.keywords.items():
-        expression = interpreter.to_expression(symbol)
+        expression = interpreter.to_expression(_code_of_lambda(symbol))
         if expression is None:
             return UNKNOWN_VALUE
         keywords.append(ast.keyword(name, expression.code))
         expressions.append(expression)
     return Expression(ast.Call(call.code.func, call.code.args, keywords), *merge_inputs(expressions))
+
+
+def _code_of_lambda(symbol: Symbol) -> Symbol:
+    """Return a lambda that reads fields of the user's classes as an expression, and any other symbol as it is.
+
+    As an expression, it reads each field by a function that refuses to run code of the user's.
+    """
+    func = symbol.value if isinstance(symbol, KnownValue) else None
+    if type(func) is not FunctionType or func.__defaults__ or func.__kwdefaults__ or cached_purity(func) is not None:
+        return symbol
+    definition = source_of(func.__code__)
+    if not isinstance(definition, ast.Lambda):
+        return symbol
+    names = free_names([definition])
+    is_closed = names <= BUILTINS and names.isdisjoint(func.__globals__) and not func.__code__.co_freevars
+    return Expression(definition) if is_closed else symbol
 
 
 def _copy_list(kind: type, arguments: Arguments) -> Symbol | None:

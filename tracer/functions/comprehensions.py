@@ -124,7 +124,8 @@ def evaluate_comprehension(
             if known_parts is not None:
                 return known_parts
             interpreter.frame.names[name] = items
-        expression = _to_pure_expression(interpreter, node)
+        is_simple = isinstance(node, _ListComprehension) and not inner_generators
+        expression = _to_pure_expression(interpreter, node, may_read_fields=not is_simple)
         if expression is not None:
             return expression
     elif isinstance(node, ast.GeneratorExp):  # its reader may stop early; `evaluate_call` knows those that never do
@@ -267,17 +268,23 @@ def _evaluate_in_parts(interpreter: FunctionInterpreter, node: _ListComprehensio
     return ItemList(tuple(parts))
 
 
-def _to_pure_expression(interpreter: FunctionInterpreter, node: ast.expr) -> Expression | None:
-    """Return an expression that has variables of its own; None unless it is certainly pure."""
+def _to_pure_expression(
+    interpreter: FunctionInterpreter, node: ast.expr, *, may_read_fields: bool = True
+) -> Expression | None:
+    """Return an expression that has variables of its own; None unless it is certainly pure.
+
+    `may_read_fields`: it may read other fields than those of the framework's classes. A MAP reads those of more classes
+    than an expression can.
+    """
     rewriter = _ExpressionRewriter(interpreter)
     try:
         expression = Expression(rewriter.rewrite(node, frozenset()), rewriter.refs, rewriter.objects)
         if not is_small(expression.code):
             return None
-        compile_pure(expression)
+        reads_fields = compile_pure(expression).reads_fields
     except NotUnderstood:
         return None
-    return expression
+    return None if reads_fields and not may_read_fields else expression
 
 
 class _ExpressionRewriter:

@@ -396,7 +396,7 @@ class FunctionInterpreter:
                 ref = self._compute(symbol)
                 symbol.calls.append((self.draft, ref))
             return ref
-        if isinstance(symbol, KnownValue) and not is_plain(symbol.value):
+        if isinstance(symbol, KnownValue) and not is_plain(symbol.value, may_hold_models=False):
             raise NotUnderstood("an object of the user's own")
         renderer = Renderer(self.to_ref)
         render = renderer.value(symbol)

@@ -23,8 +23,16 @@ from teola_plugin.tracer.functions.symbols import (
     Text,
     is_constant,
     merge_inputs,
+    word_set,
 )
-from teola_plugin.tracer.purity.purity import Purity, cached_purity, call_on_plain, read_property
+from teola_plugin.tracer.purity.calls import FIELDS, METHODS, FieldGetter
+from teola_plugin.tracer.purity.purity import (
+    Purity,
+    cached_purity,
+    call_on_containers,
+    call_on_plain,
+    read_property,
+)
 from teola_plugin.tracer.symbols import NotUnderstood
 
 NAME_PREFIX = "teola_"
@@ -48,29 +56,76 @@ class PureFunction:
     purity: Purity
     inputs: Mapping[str, Ref]
     """The refs whose values it takes, by name."""
+    touches_no_items: bool = False
+    """True if it looks at no item of the lists among its inputs, such as `enumerate(documents[:3])`."""
+    reads_fields: bool = False
+    """True if it reads other fields than those of the framework's classes."""
 
     def __call__(self, **values: Any) -> Any:
         """Return the value of the expression for these values of its inputs."""
+        if self.touches_no_items:
+            return call_on_containers(self.func, values)
         return call_on_plain(self.func, values, self.purity.degree)
 
 
 def compile_pure(expression: Expression) -> PureFunction:
     """Compile an expression. Raise `NotUnderstood` if it is not certain to be pure."""
-    renamer = _Renamer()
+    renamer, reads = _Renamer(), _FieldReads(expression.objects)
     try:
-        text = ast.unparse(ast.fix_missing_locations(renamer.visit(copy_code(expression.code))))
+        code = reads.visit(copy_code(expression.code))
+        text = ast.unparse(ast.fix_missing_locations(renamer.visit(code)))
     except Exception:  # too deep, or quotes inside quotes
         raise NotUnderstood("an expression that cannot be written down") from None
     names = renamer.new_names
     inputs = {names[name]: ref for name, ref in expression.refs.items() if name in names}
-    objects = {names[name]: value for name, value in expression.objects.items() if name in names}
+    all_objects = {**expression.objects, **reads.getters}
+    objects = {names[name]: value for name, value in all_objects.items() if name in names}
     func, definition = _compile(text, tuple(inputs), tuple(objects))
     for value in objects.values():
         func = func(value)
     purity = cached_purity(func, definition)
     if purity is None:
         raise NotUnderstood("an expression that is not certain to be pure")
-    return PureFunction(func, purity, inputs)
+    return PureFunction(func, purity, inputs, _touches_no_items(expression.code), bool(reads.getters))
+
+
+_STRUCTURAL_BUILTINS = word_set("bool enumerate len list reversed tuple zip")
+"""Builtins that look at no item of their arguments, which are lists."""
+
+
+def _touches_no_items(node: ast.expr) -> bool:
+    """Return True for code that puts together and measures the lists that its names stand for, whatever they hold."""
+    match node:
+        case ast.Name() | ast.Constant():
+            return True
+        case ast.Call(ast.Name(name), args, keywords) if name in _STRUCTURAL_BUILTINS:
+            return all(map(_touches_no_items, (*args, *(keyword.value for keyword in keywords))))
+        case ast.Subscript(value, ast.Slice(lower, upper, step)):
+            bounds = [bound for bound in (lower, upper, step) if bound is not None]
+            return _touches_no_items(value) and all(map(_is_number, bounds))
+        case ast.List(items) | ast.Tuple(items):
+            return all(isinstance(item, ast.Starred) and _touches_no_items(item.value) for item in items)
+        case ast.UnaryOp(ast.Not(), operand):
+            return _touches_no_items(operand)
+        case ast.Compare(left, _, comparators):
+            return all(map(_is_number, (left, *comparators)))
+        case ast.BoolOp(_, operands):
+            return all(map(_touches_no_items, operands))
+        case ast.IfExp(test, body, orelse):
+            return all(map(_touches_no_items, (test, body, orelse)))
+    return False
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Return True for numbers in the code, and for the lengths of lists."""
+    match node:
+        case ast.Constant(value):
+            return isinstance(value, (int, float))
+        case ast.UnaryOp(ast.USub(), operand):
+            return _is_number(operand)
+        case ast.Call(ast.Name("len"), [argument], []):
+            return _touches_no_items(argument)
+    return False
 
 
 def evaluate_constant(expression: Expression) -> Any:
@@ -110,6 +165,37 @@ class _Renamer(ast.NodeTransformer):
             return node
         new_name = self.new_names.setdefault(node.id, f"{NAME_PREFIX}{len(self.new_names)}")
         return ast.Name(new_name, node.ctx)
+
+
+class _FieldReads(ast.NodeTransformer):
+    """Replaces `value.name` by a call of a `FieldGetter`, but for methods and the framework's fields."""
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        """`objects`: the existing objects in the expression, by name."""
+        self._objects = objects
+        self.getters: dict[str, FieldGetter] = {}
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Keep the name of a method that is called, and visit all other parts."""
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in METHODS:
+            return self.generic_visit(node)  # type: ignore[return-value]
+        func = ast.Attribute(self.visit(node.func.value), node.func.attr, ast.Load())
+        keywords = [ast.keyword(one.arg, self.visit(one.value)) for one in node.keywords]
+        return ast.Call(func, list(map(self.visit, node.args)), keywords)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace the reading of a field, unless the object is made by the expression itself."""
+        owner = self.visit(node.value)
+        is_made = isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and self._is_class(owner.func.id)
+        is_text_type = isinstance(owner, ast.Name) and owner.id in ("str", "dict")
+        if is_made or is_text_type or node.attr in FIELDS or node.attr.startswith("_"):
+            return ast.Attribute(owner, node.attr, ast.Load())
+        name = f"{NAME_PREFIX}field_{node.attr}"
+        self.getters[name] = FieldGetter(node.attr, read_field)
+        return ast.Call(ast.Name(name, ast.Load()), [owner], [])
+
+    def _is_class(self, name: str) -> bool:
+        return isinstance(self._objects.get(name), type)
 
 
 def copy_code(code: ast.expr) -> ast.expr:

@@ -12,7 +12,9 @@ from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from dataclasses import fields as fields_of_dataclass
-from types import FunctionType, MemberDescriptorType
+from enum import Enum, EnumMeta
+from functools import lru_cache
+from types import FunctionType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
 _PLAIN_TYPES = (str, int, float, bool, bytes, type(None))
@@ -65,6 +67,45 @@ def _is_model(kind: Any) -> bool:
     from teola_plugin.shims.pydantic import is_model_class
 
     return is_model_class(kind)
+
+
+_LIBRARIES = ("abc", "enum", "pydantic", "typing")
+"""Modules whose code in a class was put there by the class's metaclass or base, not by its author."""
+
+
+@lru_cache(maxsize=1024)
+def runs_no_own_code(kind: type, method_names: frozenset[str]) -> bool:
+    """Return True if objects of a class are compared, printed, measured and iterated over without code of the user's.
+
+    True of no other classes than models of pydantic and enums. They may have methods, and properties that are no fields
+    of the model, of any other names than those of operators, of pydantic's own methods and `method_names`. Whether the
+    fields are data has to be checked for each object.
+    """
+    if not _is_model(kind) and type(kind) is not EnumMeta:
+        return False
+    decorators = getattr(kind, "__pydantic_decorators__", None)
+    if decorators is not None and decorators.computed_fields:  # they are printed with the fields
+        return False
+    own_classes = [cls for cls in kind.__mro__ if cls.__module__.split(".", 1)[0] not in (*_LIBRARIES, "builtins")]
+    bases = [cls for cls in kind.__mro__ if cls not in own_classes]
+    for name, attribute in ((name, one) for cls in own_classes for name, one in vars(cls).items()):
+        if name in method_names and not isinstance(attribute, Enum):
+            return False
+        is_special = any(hasattr(base, name) for base in bases) or (name.startswith("__") and name.endswith("__"))
+        if is_special and _is_own_code(name, attribute):
+            return False
+    return True
+
+
+def _is_own_code(name: str, attribute: Any) -> bool:
+    """Return True for an attribute of a class that the author of the class may have written as code."""
+    if name in ("__dict__", "__weakref__", "_new_member_") or isinstance(attribute, (type, WrapperDescriptorType)):
+        return False
+    if not callable(attribute) and not hasattr(type(attribute), "__get__"):
+        return False
+    func = getattr(attribute, "__func__", attribute)
+    modules = (getattr(func, "__module__", None) or "", type(func).__module__)
+    return not any(module.split(".", 1)[0] in _LIBRARIES for module in modules)
 
 
 def size_of_data(value: Any) -> int:

@@ -1,8 +1,9 @@
 """Purity of the user's small functions, and what they read of their argument, from their source.
 
 A function is certainly pure if it is made of the statements, builtins and methods that `interpreter` knows, on values
-of the builtin types and the framework's own data classes (`is_plain`). It changes nothing, and the time that it takes
-is bounded by the size of its argument. Everything else is user code: it runs once, in its place.
+of the builtin types, the framework's own data classes and simple models of the user's (`is_plain`). It changes nothing,
+and the time that it takes is bounded by the size of its argument. Everything else is user code: it runs once, in its
+place.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import json
 import operator
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
 from teola_plugin.graph import UnfitValue
 from teola_plugin.tracer.purity.abstract_values import ARGUMENT_SIZE, SizedObject
-from teola_plugin.tracer.purity.data_classes import data_class_of
+from teola_plugin.tracer.purity.calls import FIELDS, METHODS, FieldGetter
+from teola_plugin.tracer.purity.data_classes import data_class_of, runs_no_own_code
 from teola_plugin.tracer.purity.interpreter import Comprehension, free_names, inner_names, step_bound
 from teola_plugin.tracer.source import Definition, source_of
 
 _FRAMEWORKS = ("langchain_core",)
+_NODES_MODULE = "llama_index.core.schema"
+"""The module of LlamaIndex's nodes."""
 _MAX_SIZE = 1_000_000
 """Items and characters of a value that a function may be computed on ahead of its place."""
 _MAX_STEPS = 10**9
@@ -62,9 +67,13 @@ class AttributeGetter:
 # ------------------------------------------------------------ values
 
 
-def is_plain(value: Any) -> bool:
-    """Return True if a value's methods are the builtin types' and the framework's own, and it is not too large."""
-    return plain_size(value, _MAX_SIZE) <= _MAX_SIZE
+def is_plain(value: Any, *, may_hold_models: bool = True) -> bool:
+    """Return True if a value's methods are the builtin types' and the framework's own, and it is not too large.
+
+    Models of pydantic and enums of the user's count as well where they bring no code of their own for what expressions
+    do with values, such as to compare and to print them; models only if `may_hold_models`.
+    """
+    return plain_size(value, _MAX_SIZE, may_hold_models=may_hold_models) <= _MAX_SIZE
 
 
 def call_on_plain(func: Callable[[Any], Any], value: Any, degree: int = 1) -> Any:
@@ -77,8 +86,22 @@ def call_on_plain(func: Callable[[Any], Any], value: Any, degree: int = 1) -> An
     return func(value)
 
 
-def plain_size(value: Any, limit: int) -> int:
-    """Return the items, characters and digits of a plain value; `limit + 1` if there are more, or it is not plain."""
+def call_on_containers(func: Callable[[Any], Any], values: dict[str, Any]) -> Any:
+    """Return `func(values)` of a function that looks at the lists and tuples in `values`, but at none of their items.
+
+    Raises `UnfitValue` for values that are neither lists or tuples nor plain.
+    """
+    sizes = [1 + len(one) if type(one) in (list, tuple) else plain_size(one, _MAX_SIZE) for one in values.values()]
+    if sum(sizes) > _MAX_SIZE:
+        raise UnfitValue("the value is no list, or very long")
+    return func(values)
+
+
+def plain_size(value: Any, limit: int, *, may_hold_models: bool = True) -> int:
+    """Return the items, characters and digits of a plain value; `limit + 1` if there are more, or it is not plain.
+
+    `may_hold_models`: see `is_plain`.
+    """
     total, pending = 0, [value]
     while pending and total <= limit:
         item = pending.pop()
@@ -98,11 +121,25 @@ def plain_size(value: Any, limit: int) -> int:
             total += 2
         elif _is_from_framework(kind) and isinstance(item, _data_classes()):
             pending += (vars(item), item.__pydantic_extra__)
-        elif issubclass(kind, str) and _is_from_framework(kind):
+        elif issubclass(kind, str) and (_is_from_framework(kind) or kind.__module__ == _NODES_MODULE):
             total += 1 + len(item)
+        elif kind.__module__ == _NODES_MODULE or _is_simple_model(kind, may_hold_models=may_hold_models):
+            total += 2
+            pending += _fields_of_object(item)
         else:
             return limit + 1
     return min(total, limit + 1)
+
+
+def _is_simple_model(kind: type, *, may_hold_models: bool) -> bool:
+    return (may_hold_models or issubclass(kind, Enum)) and runs_no_own_code(kind, FIELDS | METHODS)
+
+
+def _fields_of_object(item: Any) -> tuple[Any, ...]:
+    """Return what an object of LlamaIndex's nodes, of a model or of an enum holds."""
+    if isinstance(item, Enum):
+        return (item._value_,)
+    return (vars(item), *(getattr(item, name, None) for name in ("__pydantic_extra__", "__pydantic_private__")))
 
 
 MAX_PROPERTY_SIZE = 20_000
@@ -200,8 +237,8 @@ def _closure_key(value: Any) -> Hashable:
     """Return a key that is equal for equal values of a closure. Raise `TypeError` for values without one."""
     if type(value) in (str, int, bool, bytes, type(None)):
         return type(value), value
-    if type(value) is FunctionType:
-        return value
+    if type(value) in (FunctionType, FieldGetter):
+        return value  # type: ignore[no-any-return]
     raise TypeError("any other")
 
 

@@ -6,15 +6,16 @@ import dataclasses
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field, field_validator
 
 from teola_plugin.graph import UnfitValue
 from teola_plugin.tracer.functions.pure_expressions import read_field
 from teola_plugin.tracer.purity.data_classes import data_class_of, size_of_data
-from teola_plugin.tracer.purity.purity import MAX_PROPERTY_SIZE, analyze_purity
+from teola_plugin.tracer.purity.purity import MAX_PROPERTY_SIZE, analyze_purity, is_plain
 
 
 @dataclass(kw_only=True)
@@ -235,6 +236,99 @@ class Point:
     def doubled(self) -> int:
         """Twice the value."""
         return self.x * 2
+
+
+class Size(str, Enum):  # noqa: UP042 (as older apps have it)
+    """An enum whose members are texts, one of which has the name of a method."""
+
+    title = "title"
+    LARGE = "large"
+
+
+class Spelled(Enum):
+    """An enum with a text of its own."""
+
+    A = 1
+
+    def __str__(self) -> str:
+        return "a"
+
+
+class Answer(BaseModel, frozen=True):
+    """A model with a method, a class variable, a private attribute, an enum and another model."""
+
+    limit: ClassVar[int] = 3
+    size: Size = Size.LARGE
+    inner: Answer | None = None
+    _note: str = "private"
+
+    @field_validator("size")
+    @classmethod
+    def check(cls, size: Size) -> Size:
+        return size
+
+    def describe(self) -> str:
+        return f"{self.size}"
+
+
+class Printed(Answer):
+    """Inherits all but its text."""
+
+    def __repr__(self) -> str:
+        return "printed"
+
+
+class Formatted(BaseModel):
+    """Has a method of the name of a text's method."""
+
+    x: int = 1
+
+    def format(self) -> str:
+        return ""
+
+
+class Computed(BaseModel):
+    """Prints a property."""
+
+    x: int = 1
+
+    @computed_field
+    @property
+    def y(self) -> int:
+        return self.x
+
+
+class Noting(BaseModel):
+    """Notes what is read of it."""
+
+    x: int = 1
+
+    def __getattribute__(self, name: str) -> Any:
+        printed.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("value", [Size.title, Size.LARGE, Answer(), Answer(inner=Answer()), [Answer()], Point])
+def test_models_and_enums_without_own_code_are_plain(value: Any) -> None:
+    assert is_plain(value) is not (value is Point)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Spelled.A, Printed(), Answer(inner=Printed()), Formatted(), Computed(), Noting.model_construct()),
+        *(Answer.model_construct(size=Spelled.A), Answer.model_construct(size=object()), Point(1)),
+    ],
+)
+def test_models_and_enums_with_own_code_are_not_plain(value: Any) -> None:
+    printed.clear()
+    assert not is_plain(value)
+    assert printed == []
+
+
+def test_existing_models_are_not_plain_where_they_could_change() -> None:
+    assert not is_plain([Answer()], may_hold_models=False)
+    assert is_plain([Size.LARGE], may_hold_models=False)
 
 
 def test_pure_properties_of_data_classes_are_read() -> None:

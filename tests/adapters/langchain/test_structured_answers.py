@@ -1,0 +1,214 @@
+"""Tests of calls whose inputs are computed of structured answers, which are objects of the user's own classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda
+from pydantic import BaseModel
+from support.hosted_model import HostedModel
+
+from teola_plugin import accelerate
+
+ITEMS = ["a", "b", "c"]
+
+
+class Urgency(Enum):
+    """How soon an answer is needed."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class Label(BaseModel):
+    """The answer to a classification."""
+
+    category: str
+    score: int
+    urgency: Urgency = Urgency.LOW
+
+    @property
+    def shown(self) -> str:
+        """The category in capitals."""
+        return self.category.upper()
+
+
+class Spelled(Label):
+    """An answer that is printed and compared by code of the user's."""
+
+    def __str__(self) -> str:
+        SPELLINGS.append(self.category)
+        return self.category
+
+    def __lt__(self, other: Any) -> bool:
+        return self.score < int(other.score)
+
+
+SPELLINGS: list[str] = []
+
+
+class Classifier(HostedModel):
+    """A model that answers a classification by an object."""
+
+    def _end(self, prompt: str) -> ChatResult:
+        result = super()._end(prompt)
+        if not prompt.startswith("classify"):
+            return result
+        item = prompt.split()[-1]
+        text = f'{{"category": "kind {item}", "score": {ord(item) % 98}, "urgency": "high"}}'
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+Use = Callable[[Any, list[str], list[Any]], list[str]]
+
+
+def zipped(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    replies = []
+    for item, label in zip(items, labels, strict=True):
+        replies.append(model.invoke(f"reply to {item} as {label.category}").content)
+    return replies
+
+
+def zipped_in_a_comprehension(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply to {item} as {label.shown}").content for item, label in zip(items, labels)]  # noqa: B905
+
+
+def numbered(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    replies = []
+    for number, label in enumerate(labels, 1):
+        replies.append(model.invoke(f"reply {number}: {label.category}").content)
+    return replies
+
+
+def sliced(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply as {label.category}").content for label in labels[:2]]
+
+
+def reverse(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply as {label.category}").content for label in list(reversed(labels))]
+
+
+def ranked(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [
+        model.invoke(f"reply as {label.category}").content for label in sorted(labels, key=lambda label: -label.score)
+    ]
+
+
+def best(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    label = max(labels, key=lambda label: label.score)
+    return [model.invoke(f"reply as {label.category}").content, model.invoke(f"check {label.score}").content]
+
+
+def filtered(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    important = [label for label in labels if label.score > 0]
+    return [model.invoke(f"reply as {label.category}").content for label in important]
+
+
+def by_category(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    scores = {label.category: label.score for label in labels}
+    return [model.invoke(f"reply to {item}: {scores[f'kind {item}']}").content for item in items]
+
+
+def printed(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply to {label}").content for label in labels]
+
+
+def if_any(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    text = f"{len(labels)} labels" if len(labels) > 0 else "no labels"
+    return [model.invoke(f"reply to {text} of {item}").content for item in items]
+
+
+def ordered(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply as {label.category}").content for label in sorted(labels)]
+
+
+def build(use: Use, model: Any, kind: type[Label] = Label) -> Runnable[Any, Any]:
+    """Return a chain that classifies each item, and then uses the labels."""
+    classify = ChatPromptTemplate.from_template("classify {item}") | model | PydanticOutputParser(pydantic_object=kind)
+
+    def run(inputs: dict[str, Any]) -> list[str]:
+        labels = [classify.invoke({"item": item}) for item in inputs["items"]]
+        return use(model, inputs["items"], labels)
+
+    return RunnableLambda(run)
+
+
+class Watched(Classifier):
+    """Notes how many calls that are no classifications are under way at most."""
+
+    most_replies: int = 0
+    running_replies: int = 0
+
+    def _begin(self, messages: Any) -> str:
+        prompt = super()._begin(messages)
+        if not prompt.startswith("classify"):
+            self.running_replies += 1
+            self.most_replies = max(self.most_replies, self.running_replies)
+        return prompt
+
+    def _end(self, prompt: str) -> ChatResult:
+        if not prompt.startswith("classify"):
+            self.running_replies -= 1
+        return super()._end(prompt)
+
+
+def compare(use: Use, kind: type[Label] = Label, **options: Any) -> Watched:
+    """Check that the accelerated chain answers and asks as the original does. Return its model."""
+    original, model = Watched(**options), Watched(**options)
+    expected, result = [], []
+    for app, outcomes in ((build(use, original, kind), expected), (accelerate(build(use, model, kind)), result)):
+        try:
+            outcomes.append(app.invoke({"items": ITEMS}))
+        except ValueError as error:
+            outcomes.append(str(error))
+    assert result == expected
+    if not options:
+        assert model.prompts == original.prompts
+        assert original.most_replies == 1
+    return model
+
+
+GAINING = (
+    *(zipped, zipped_in_a_comprehension, numbered, sliced, reverse, ranked, best, filtered, by_category, printed),
+    if_any,
+)
+
+
+@pytest.mark.parametrize("use", GAINING)
+def test_calls_with_parts_of_structured_answers_overlap(use: Use) -> None:
+    assert compare(use).most_replies >= 2
+
+
+@pytest.mark.parametrize("use", [zipped, numbered, sliced, reverse])
+def test_lists_of_objects_with_own_code_are_taken_apart(use: Use) -> None:
+    SPELLINGS.clear()
+    assert compare(use, Spelled).most_replies >= 2
+    assert SPELLINGS == []
+
+
+@pytest.mark.parametrize("use", [printed, ordered])
+def test_own_code_of_structured_answers_runs_as_often_as_in_the_original(use: Use) -> None:
+    SPELLINGS.clear()
+    assert compare(use, Spelled).most_replies == 1
+    assert len(SPELLINGS) == (6 if use is printed else 0)
+
+
+@pytest.mark.parametrize("use", [zipped, ranked, filtered])
+def test_error_of_a_call_with_parts_of_structured_answers_is_the_originals(use: Use) -> None:
+    compare(use, fails_on="kind b")
+
+
+def test_field_that_is_missing_raises_the_originals_error() -> None:
+    def missing(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+        ranked_labels = sorted(labels, key=lambda label: label.rank)
+        return [model.invoke(f"reply as {label.category}").content for label in ranked_labels]
+
+    with pytest.raises(AttributeError, match="rank"):
+        accelerate(build(missing, Classifier())).invoke({"items": ITEMS})
