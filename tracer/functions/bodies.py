@@ -53,7 +53,8 @@ class Captures:
         return self.outer.make_body(self._read, self._to_outer)
 
     def record_mutations(self, body: FunctionInterpreter) -> bool:
-        """Record outside what the body changes in place of what it captures. Return True if it changes its item."""
+        """Record outside what the body assigns and changes in place. Return True if it changes its item."""
+        self.outer.forget_attributes(body)
         return bool(self.outer.mutations.add_from_body(body.mutations, self.inputs))
 
     def _read(self, name: str) -> Symbol:

@@ -24,10 +24,11 @@ from teola_plugin.tracer.functions.framework_calls import (
     is_model_creator,
 )
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, MethodRule
-from teola_plugin.tracer.functions.lookup import is_instance
+from teola_plugin.tracer.functions.lookup import CACHED_FUNCTION, cached_result, is_instance
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
 from teola_plugin.tracer.functions.operations import (
     call_text_method,
+    call_without_requests,
     compose,
     fields_of_class,
     items_of,
@@ -175,6 +176,8 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         return rule(interpreter, arguments)
     if (result := call_framework_method(interpreter, value, arguments)) is not None:
         return result
+    if CACHED_FUNCTION in (type(value), type(value.__func__) if type(value) is MethodType else None):
+        return _call_cached_function(interpreter, func, arguments)
     if value is os.getenv:
         environment = interpreter.to_expression(KnownValue(os.environ))
         if environment is None:
@@ -449,6 +452,29 @@ def _get_key(interpreter: FunctionInterpreter, owner: Symbol, arguments: Sequenc
 
 
 # ------------------------------------------------------------ the user's own functions
+
+
+def _call_cached_function(interpreter: FunctionInterpreter, func: KnownValue, arguments: Arguments) -> Symbol:
+    """Call a function under `functools.lru_cache`: it returns what it has cached, else the object that it makes now.
+
+    It is user code if it does anything else, or if its arguments are not known.
+    """
+    owner = (func.value.__self__,) if type(func.value) is MethodType else ()
+    function = func.value.__func__ if owner else func.value
+    symbols = arguments.symbols if arguments.complete else None
+    known = [known_value(interpreter.read_setting(symbol)) for symbol in symbols or ()]
+    known_options = {key: known_value(interpreter.read_setting(one)) for key, one in arguments.keywords.items()}
+    result: Symbol | None = None
+    if symbols is not None and all(is_known for is_known, _ in (*known, *known_options.values())):
+        values = [*owner, *(value for _, value in known)]
+        options = {key: value for key, (_, value) in known_options.items()}
+        cached = cached_result(function, values, options)
+        if cached:
+            return KnownValue(cached[0])
+        if cached is not None:
+            keywords = {key: KnownValue(value) for key, value in options.items()}
+            result = call_without_requests(interpreter, function.__wrapped__, [*map(KnownValue, values)], keywords)
+    return result if isinstance(result, KnownValue) else call_user_function(interpreter, func, func.value, arguments)
 
 
 def call_user_function(interpreter: FunctionInterpreter, func: Symbol, value: Any, arguments: Arguments) -> Symbol:

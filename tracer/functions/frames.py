@@ -29,6 +29,10 @@ class CallFrame:
     """Reads the names around it, for the body of a loop or branch, and for a function inside a function."""
     code: CodeType | None = None
     assigned_by_inner_functions: set[str] = field(default_factory=set)
+    declared_names: set[str] = field(default_factory=set)
+    """Names that `global` and `nonlocal` statements declare: what is assigned to them is read by other functions."""
+    assigned_elsewhere: dict[tuple[int, str], Symbol] = field(default_factory=dict)
+    """What functions so far have assigned to such names, by the id of the globals or the cell that hold the value."""
 
     def read(self, name: str) -> Symbol:
         """Return what a name stands for now."""
@@ -36,9 +40,27 @@ class CallFrame:
             return UNKNOWN_VALUE
         if name in self.names:
             return self.names[name]
+        if self.assigned_elsewhere and (assigned := self._read_assigned_elsewhere(name)) is not None:
+            return assigned
         if self.read_outer is not None and name not in self.local_names:
             return self.read_outer(name)
         return UNKNOWN_VALUE if name in self.local_names else self.free_names.read(name)
+
+    def _read_assigned_elsewhere(self, name: str) -> Symbol | None:
+        """Return what was assigned to a name of the function's closure or globals; None if nothing was."""
+        if self.code is not None and name in (*self.code.co_varnames, *self.code.co_cellvars):
+            return None
+        return self.assigned_elsewhere.get((id(self.free_names.owner_of(name)), name))
+
+    def publish_names(self) -> list[Symbol]:
+        """Let other functions read what was assigned to names that are theirs, too. Return the assigned values."""
+        published = {name: self.names[name] for name in self.declared_names & self.names.keys()}
+        for name, value in published.items():
+            owner = self.free_names.owner_of(name)
+            if owner is not None:
+                self.assigned_elsewhere[id(owner), name] = value
+                del self.names[name]
+        return list(published.values())
 
 
 def to_plain_function(func: Any, arguments: Sequence[Symbol]) -> tuple[FunctionType | None, list[Symbol]]:

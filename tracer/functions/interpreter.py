@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from types import CodeType
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -62,8 +63,10 @@ from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.source import Definition
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value
 
-MAX_CALL_DEPTH = 3
+MAX_CALL_DEPTH = 8
 """Functions of the user's that are interpreted inside each other."""
+MAX_RECURSION_DEPTH = 3
+"""Calls of one function that are interpreted inside each other."""
 MAX_NESTING = 4
 """Conditions and loops inside each other of which both branches are interpreted."""
 MAX_EXPRESSIONS = 5_000
@@ -157,8 +160,8 @@ class FunctionInterpreter:
     name: str
     """Name of the function, with which the names of its components begin."""
     shared: SharedContext
-    call_depth: int = 0
-    """Number of functions that are being interpreted inside each other."""
+    callers: tuple[CodeType, ...] = ()
+    """The functions that are being interpreted inside each other, without the one that is traced itself."""
     line: int = 0
     span: Span = field(default_factory=Span)
     """The first and the last of the components so far."""
@@ -180,6 +183,9 @@ class FunctionInterpreter:
     _code_before: tuple[str, ...] = ()
     """User code since the last call whose beginning would show that it has ended."""
     """True if no component was added after the last one that stands for user code."""
+
+    def __post_init__(self) -> None:
+        self.frame.assigned_elsewhere = self.attribute_values
 
     # ------------------------------------------------------------ source
 
@@ -231,22 +237,43 @@ class FunctionInterpreter:
 
     def call_function(self, func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]) -> Symbol | None:
         """Return what a function of the user's returns; None if its source cannot be interpreted."""
-        entry = enter_call(func, arguments, keywords) if self.call_depth < MAX_CALL_DEPTH else None
+        entry = enter_call(func, arguments, keywords) if len(self.callers) < MAX_CALL_DEPTH else None
         if entry is None:
             return None
         definition, frame = entry
-        caller_frame, caller_line = self.frame, self.line
-        self.frame, self.call_depth = frame, self.call_depth + 1
+        assert frame.code is not None
+        if self.callers.count(frame.code) >= MAX_RECURSION_DEPTH:
+            return None
+        caller_frame, caller_line, callers = self.frame, self.line, self.callers
+        self.publish_names()
+        frame.assigned_elsewhere = self.attribute_values
+        self.frame, self.callers = frame, (*callers, frame.code)
         try:
             block_exit = self.run_function(definition)
             value = frame.return_value
+            self.publish_names()
         finally:
-            self.frame, self.line, self.call_depth = caller_frame, caller_line, self.call_depth - 1
+            self.frame, self.line, self.callers = caller_frame, caller_line, callers
         if block_exit is BlockExit.UNKNOWN:
             self.is_incomplete, value = True, UNKNOWN_VALUE
             self.add_user_code()
-        assert frame.code is not None
         return AwaitableValue(value) if frame.code.co_flags & inspect.CO_COROUTINE else value
+
+    def publish_names(self) -> None:
+        """Let other functions read what this one has assigned to globals and names of its closure.
+
+        An object can only be read. Of any other value it is not known who reads it, so it counts as user code.
+        """
+        values = self.frame.publish_names()
+        self.shared.sets_attributes = self.shared.sets_attributes or bool(values)
+        if not all(isinstance(value, KnownValue) and isinstance(value.value, Runnable) for value in values):
+            self.add_user_code()
+
+    def forget_attributes(self, body: FunctionInterpreter) -> None:
+        """Treat as unknown what a body or a branch assigns to attributes, globals and names of closures."""
+        for key, value in body.attribute_values.items():
+            if self.attribute_values.get(key) is not value:
+                self.attribute_values[key] = UNKNOWN_VALUE
 
     def forget_names(self, nodes: Sequence[ast.AST]) -> None:
         """Treat as unknown what code that is not interpreted assigns, or changes in place."""
@@ -548,10 +575,15 @@ class FunctionInterpreter:
 
         return FunctionInterpreter(
             self.draft.new_body(),
-            CallFrame(self.frame.free_names, read_outer=read_outer, code=self.frame.code),
+            CallFrame(
+                self.frame.free_names,
+                read_outer=read_outer,
+                code=self.frame.code,
+                declared_names=set(self.frame.declared_names),
+            ),
             self.name,
             self.shared,
-            self.call_depth,
+            self.callers,
             self.line,
             attribute_values=dict(self.attribute_values),
             mutations=Mutations(objects=dict(self.mutations.objects)),
@@ -571,8 +603,9 @@ class FunctionInterpreter:
             frame=replace(self.frame, names=dict(self.frame.names)),
             span=Span(),
             nesting=self.nesting + 1,
+            attribute_values=dict(self.attribute_values),
         )
-        trial.attribute_values, trial.mutations = dict(self.attribute_values), self.mutations.copy()
+        trial.mutations = self.mutations.copy()
         trial.is_incomplete, trial.runs_user_code = False, False
         return trial
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
+import gc
 import inspect
 import os
 import sys
@@ -32,7 +34,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from teola_plugin.runtime.query_run import during
-from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol
+from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, KnownValue, Symbol, is_constant
 from teola_plugin.tracer.source import source_of
 
 _FRAMEWORKS = ("langchain", "langchain_classic", "langchain_core", "langchain_openai", "llama_index", "teola_plugin")
@@ -242,9 +244,32 @@ def _bind_attribute(owner: Any, name: str, attribute: Any) -> Symbol:
         return KnownValue(attribute.__func__)
     if kind is classmethod and isinstance(attribute.__func__, FunctionType):
         return KnownValue(MethodType(attribute.__func__, owner if owner_is_class else type(owner)))
-    if kind is FunctionType:
+    if kind in (FunctionType, CACHED_FUNCTION):
         return KnownValue(attribute if owner_is_class else MethodType(attribute, owner))
     return UNKNOWN_VALUE
+
+
+def getter_of(owner: Any, name: str) -> FunctionType | None:
+    """Return the user's function that runs when an attribute is read; None if none does, or one that is not known.
+
+    It is that of a `property`, or of a `functools.cached_property` that has no value yet.
+    """
+    if is_instance(owner, type) or is_instance(owner, ModuleType):
+        return None
+    try:
+        attribute = inspect.getattr_static(owner, name, None)
+    except Exception:  # an object that is strange enough
+        return None
+    if type(attribute) is property:
+        return attribute.fget if type(attribute.fget) is FunctionType else None
+    if type(attribute) is not functools.cached_property or type(attribute.func) is not FunctionType:
+        return None
+
+    def read_again() -> tuple[Any, ...]:
+        attributes = _instance_attributes(owner)
+        return (attributes[name],) if name in attributes else ()
+
+    return attribute.func if is_reliable(owner, name, (), read_again) else None
 
 
 def _instance_attributes(owner: Any) -> Mapping[str, Any]:
@@ -254,6 +279,64 @@ def _instance_attributes(owner: Any) -> Mapping[str, Any]:
     except AttributeError:
         return {}
     return attributes if type(attributes) is dict else {}
+
+
+# ------------------------------------------------------------ functions whose results are cached
+
+CACHED_FUNCTION = functools._lru_cache_wrapper
+"""The class of functions under `functools.cache` and `functools.lru_cache`."""
+
+
+def cached_result(func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return the result that such a function has cached for these arguments, as a tuple with one item.
+
+    Return an empty tuple if it has cached none, and None if that changes too often to be relied on. Runs no code of the
+    user's, and counts neither as a hit nor as a miss.
+    """
+
+    def read() -> tuple[Any, ...]:
+        results = (result for key, result in _cached_items(func) if _is_key_of(key, arguments, keywords))
+        return next(((result,) for result in results), ())
+
+    result = read()
+    values = [value if is_constant(value) else id(value) for value in (*arguments, *keywords.values())]
+    return result if is_reliable(func, repr((values, *keywords)), result, read) else None
+
+
+def _cached_items(func: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and results in the cache of a function, as CPython shows them to its garbage collector.
+
+    A cache without a limit is a dictionary. One with a limit is a list of links, each of which shows three objects: the
+    key, the result, and its own class.
+    """
+    referents = gc.get_referents(func)
+    if func.cache_parameters()["maxsize"] is None:
+        results = next((one for one in referents if type(one) is dict), {})
+        yield from list(results.items())
+    for key, result, link_class in zip(referents[1::3], referents[2::3], referents[3::3], strict=False):
+        if getattr(link_class, "__name__", "") != "_lru_list_elem":
+            return
+        yield key, result
+
+
+def _is_key_of(key: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Return True for the key under which `functools.lru_cache` keeps the result for these arguments.
+
+    The key of one text or integer is that itself. Any other is a tuple, in which a mark stands before the keywords; if
+    the cache is typed, classes of the arguments follow, which are not compared.
+    """
+    if type(key) is not tuple:
+        return len(arguments) == 1 and not keywords and _is_same(key, arguments[0])
+    expected = [*arguments, *([_MISSING] if keywords else ()), *(part for pair in keywords.items() for part in pair)]
+    has_mark = len(key) > len(arguments) and type(key[len(arguments)]) is object
+    if len(key) not in (len(expected), len(expected) + len(arguments) + len(keywords)) or has_mark != bool(keywords):
+        return False
+    return all(one is _MISSING or _is_same(part, one) for part, one in zip(key, expected, strict=False))
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """Return True for one object, and for equal constants of one type. Runs no code of the user's."""
+    return left is right or (type(left) is type(right) and is_constant(left) and left == right)
 
 
 # ------------------------------------------------------------ free names
@@ -284,6 +367,10 @@ class FreeNames:
     def has(self, *names: str) -> bool:
         """Return True if all these names have a value."""
         return all(any(name in namespace for namespace in (self.cells, self.globals, _BUILTINS)) for name in names)
+
+    def owner_of(self, name: str) -> object | None:
+        """Return the cell or the globals that hold the value of a name; None if neither is known."""
+        return self.cell_objects.get(name, self.globals or None)
 
     def read(self, name: str) -> Symbol:
         """Return the value of a name, unknown if there is none, or none that a plan may rely on."""

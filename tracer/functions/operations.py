@@ -14,10 +14,11 @@ from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.lookup import is_framework_code, read_object_attribute
+from teola_plugin.tracer.functions.lookup import getter_of, is_framework_code, read_object_attribute
 from teola_plugin.tracer.functions.pure_expressions import compile_pure, evaluate_constant, is_small
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
+    AwaitableValue,
     DataObject,
     Expression,
     Fields,
@@ -114,8 +115,7 @@ def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -
     if isinstance(owner, KnownValue):
         if (attribute := read_class_attribute(owner.value, name)) is not None:
             return attribute
-        key = (id(owner.value), name)
-        return interpreter.attribute_values.get(key) or read_object_attribute(owner.value, name)
+        return _read_attribute_of_object(interpreter, owner, name)
     if isinstance(owner, Instance):
         return owner.fields.get(name, UNKNOWN_VALUE)
     if isinstance(owner, Fields):
@@ -131,6 +131,34 @@ def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -
         except NotUnderstood:
             return UNKNOWN_VALUE
     return UNKNOWN_VALUE
+
+
+def _read_attribute_of_object(interpreter: FunctionInterpreter, owner: KnownValue, name: str) -> Symbol:
+    """Return `owner.name` of an existing object: what was assigned to it, what is there, or what a property returns."""
+    assigned = interpreter.attribute_values.get((id(owner.value), name))
+    value = read_object_attribute(owner.value, name) if assigned is None else assigned
+    if assigned is not None or not isinstance(value, Unknown):
+        return value
+    getter = getter_of(owner.value, name)
+    computed = None if getter is None else call_without_requests(interpreter, getter, (owner,), {})
+    return value if computed is None else computed
+
+
+def call_without_requests(
+    interpreter: FunctionInterpreter, func: Any, arguments: Sequence[Symbol], keywords: Mapping[str, Symbol]
+) -> Symbol | None:
+    """Return what a function returns that does no more than make and assign objects; None for any other function.
+
+    For code that runs once and whose result is kept, or that readers take for an attribute.
+    """
+    trial = interpreter.fork(set(interpreter.draft.names))
+    value = trial.call_function(func, arguments, keywords)
+    does_more = trial.is_incomplete or trial.runs_user_code or trial.draft.components
+    if value is None or isinstance(value, (Unknown, AwaitableValue)) or does_more:
+        return None
+    interpreter.attribute_values.update(trial.attribute_values)
+    interpreter.mutations.update(trial.mutations)
+    return value
 
 
 def make_list(items: Sequence[Item], kind: type = list) -> Symbol:

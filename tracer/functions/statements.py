@@ -181,6 +181,12 @@ def _run_import(interpreter: FunctionInterpreter, node: ast.Import | ast.ImportF
     return BlockExit.FALLS_THROUGH
 
 
+def _run_declaration(interpreter: FunctionInterpreter, node: ast.Global | ast.Nonlocal) -> BlockExit:
+    """Interpret `global` and `nonlocal`: other functions read what is assigned to these names from here on."""
+    interpreter.frame.declared_names |= set(node.names)
+    return BlockExit.FALLS_THROUGH
+
+
 def _run_definition(
     interpreter: FunctionInterpreter, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 ) -> BlockExit:
@@ -294,6 +300,7 @@ def _run_branches(
     block_exit = _run_tried_branches(interpreter, test, branches, names, trials, _common_exit(exits))
     for trial in trials:
         interpreter.mutations.update(trial.mutations)
+        interpreter.forget_attributes(trial)
     return block_exit
 
 
@@ -503,6 +510,8 @@ _RULES: Mapping[type[ast.stmt], Callable[[FunctionInterpreter, Any], BlockExit]]
     ast.FunctionDef: _run_definition,
     ast.AsyncFunctionDef: _run_definition,
     ast.ClassDef: _run_definition,
+    ast.Global: _run_declaration,
+    ast.Nonlocal: _run_declaration,
     ast.Try: _run_try,
     ast.With: _run_with,
     ast.AsyncWith: _run_with,

@@ -173,6 +173,7 @@ def _summarize(
     except Exception as error:  # what was read before still holds
         _warn(plain_function, error)
         block_exit = BlockExit.UNKNOWN
+    interpreter.publish_names()
     if block_exit is BlockExit.UNKNOWN:
         interpreter.add_user_code()
     return _conclude(interpreter, block_exit, draft)

@@ -608,7 +608,7 @@ class Agent:
     @property
     def hidden(self) -> str:
         OPAQUE_CALLS.append("property")
-        return "never read"
+        return "read by its source"
 
     def answer(self, state: dict[str, Any]) -> dict[str, Any]:
         documents = self._look(state["question"])
@@ -682,7 +682,7 @@ def object_cases(resources: Resources) -> dict[str, Case]:
         "dataclass_state": Case(dataclass_state, 1, 1, {"question": "oats?", "tries": 2}, model=QuestionState),
         "method": Case(agent.answer, 3, 3),
         "async_method": Case(agent.aanswer, 1, 1),
-        "property_of_self": Case(agent.reads_a_property, 0, 1, prefilled=1),
+        "property_of_self": Case(agent.reads_a_property, 1, 1),
         "partial": Case(functools.partial(configured, model=llm), 1, 1),
         "lambda": Case(lambda state: {"answer": llm.invoke(state["question"]).content}, 1, 1),
         "decorated": Case(decorated, 1, 1),
