@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from langchain_core.documents import Document
@@ -24,7 +24,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableParallel, RunnableSequence
 from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
 from pydantic import SecretStr
@@ -51,13 +51,21 @@ from teola_plugin.tracer.functions.symbols import (
     Item,
     ItemList,
     KnownValue,
+    LocalFunction,
     Spread,
     Symbol,
     is_constant,
     known_value,
     word_set,
 )
-from teola_plugin.tracer.langchain.classes import is_pool_backed, leaf_of
+from teola_plugin.tracer.langchain.classes import (
+    has_branch,
+    is_pool_backed,
+    leaf_of,
+    plain_condition,
+    steps_by_key,
+    without_names,
+)
 from teola_plugin.tracer.leaf import EmbeddingLeaf
 from teola_plugin.tracer.purity.purity import is_plain
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
@@ -175,7 +183,10 @@ def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str,
     kwargs = {key: value for key, (_, value) in bound.items()}
 
     def run_one(body: FunctionInterpreter, argument: Symbol) -> Symbol:
-        return body.run_runnable(runnable, argument, kwargs, streamed=streamed, is_async=method.startswith("a"))
+        is_async = method.startswith("a")
+        if not streamed and not kwargs:
+            return _run_parts(body, runnable, argument, is_async)
+        return body.run_runnable(runnable, argument, kwargs, streamed=streamed, is_async=is_async)
 
     if method in ("batch", "abatch"):
         result = map_items(interpreter, first, run_one, one_by_one=False)
@@ -184,6 +195,50 @@ def _call_runnable(interpreter: FunctionInterpreter, runnable: Any, method: str,
     if is_stream:
         return UNKNOWN_VALUE
     return AwaitableValue(result) if method.startswith("a") else result
+
+
+def _run_parts(interpreter: FunctionInterpreter, runnable: Any, argument: Symbol, is_async: bool) -> Symbol:
+    """Interpret a call of a Runnable: part by part if there is a `RunnableBranch` in it, else as a whole."""
+    node = without_names(runnable)
+    if not has_branch(node):
+        return interpreter.run_runnable(runnable, argument, {}, is_async=is_async)
+    if is_instance(node, RunnableBranch):
+        return _run_branch(interpreter, node, argument, is_async)
+    if is_instance(node, RunnableSequence):
+        for step in node.steps:
+            argument = _run_parts(interpreter, step, argument, is_async)
+        return argument
+    assigned = Fields({key: _run_parts(interpreter, step, argument, is_async) for key, step in steps_by_key(node)})
+    if is_instance(node, RunnableParallel):
+        return assigned
+    if not isinstance(argument, Fields) or argument.attributes or argument.fields_only:
+        return UNKNOWN_VALUE
+    return Fields({**argument.items, **assigned.items}, argument.base)
+
+
+def _run_branch(interpreter: FunctionInterpreter, branch: Any, argument: Symbol, is_async: bool) -> Symbol:
+    """Interpret a `RunnableBranch` as the function with `if` statements that it stands for."""
+    run = "await {}.ainvoke(value)" if is_async else "{}.invoke(value)"
+    values: dict[str, Symbol] = {"value": argument, "default": KnownValue(branch.default)}
+    lines = [f"{'async ' if is_async else ''}def choose():"]
+    for number, (condition, arm) in enumerate(branch.branches):
+        function = plain_condition(condition)
+        values |= {f"arm{number}": KnownValue(arm), f"test{number}": KnownValue(function or condition)}
+        test = run.format(f"test{number}") if function is None else f"test{number}(value)"
+        lines += [f"    if {test}:", f"        return {run.format(f'arm{number}')}"]
+    tree = ast.parse("\n".join([*lines, f"    return {run.format('default')}"]))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = interpreter.line
+    file_name = interpreter.frame.code.co_filename if interpreter.frame.code is not None else "<branch>"
+    definition = tree.body[0]
+    assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
+    (code,) = (one for one in compile(tree, file_name, "exec").co_consts if isinstance(one, CodeType))
+    result = interpreter.call_function(LocalFunction(definition, code, {}, values.__getitem__), (), {})
+    if result is None:
+        interpreter.add_user_code()
+        return UNKNOWN_VALUE
+    return result.value if isinstance(result, AwaitableValue) else result
 
 
 def _may_stream(config: Symbol | None) -> bool:

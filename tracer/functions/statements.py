@@ -2,7 +2,8 @@
 
 Of a condition that is not known yet, both branches are interpreted on drafts of their own. If the condition is pure,
 it becomes a BRANCH, of which one side runs as soon as the condition is known. If it waits for an engine or for user
-code, requests of both sides are made before, as speculation, unless both of them ask a model.
+code, requests of both sides are made before, as speculation, if any of them is cheap enough, and not both of them ask a
+model.
 """
 
 from __future__ import annotations
@@ -318,11 +319,13 @@ def _run_tried_branches(
         return block_exit
     condition = _condition_ref(interpreter, test)
     generating = [any(c.role is Role.GENERATION for c in trial.draft.components.values()) for trial in trials]
-    if condition is not None and (all(generating) or not _waits_for_engine(interpreter.draft, condition)):
+    speculative = lookahead_of_choice([trial.draft for trial in trials], False)
+    needs_no_engine = condition is not None and not _waits_for_engine(interpreter.draft, condition)
+    if condition is not None and (needs_no_engine or all(generating) or not speculative):
         return _BranchBuilder(interpreter, condition).run(branches, names)
     interpreter.frame.names |= dict.fromkeys(names, UNKNOWN_VALUE)
     interpreter.is_incomplete = True
-    _add_speculative_components(interpreter.draft, [trial.draft for trial in trials])
+    _add_speculative_components(interpreter.draft, speculative, [trial.draft for trial in trials])
     _take_over_user_code(interpreter, trials)
     return BlockExit.UNKNOWN if block_exit is not BlockExit.FALLS_THROUGH else block_exit
 
@@ -339,9 +342,9 @@ def _take_over_user_code(interpreter: FunctionInterpreter, branches: Sequence[Fu
         interpreter.add_user_code()
 
 
-def _add_speculative_components(draft: Draft, branch_drafts: list[Draft]) -> None:
+def _add_speculative_components(draft: Draft, components: Sequence[Component], branch_drafts: Sequence[Draft]) -> None:
     """Add the components of both branches that are cheap enough to be prefetched before the condition is known."""
-    for component in lookahead_of_choice(branch_drafts, False):
+    for component in components:
         draft.add(component)
     for branch_draft in branch_drafts:
         draft.names |= branch_draft.names

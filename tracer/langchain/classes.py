@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseLanguageModel
@@ -15,6 +17,7 @@ from langchain_core.runnables import (
     RouterRunnable,
     Runnable,
     RunnableAssign,
+    RunnableBinding,
     RunnableBranch,
     RunnableGenerator,
     RunnableLambda,
@@ -315,3 +318,51 @@ def choice_of(node: Node) -> Choice | None:
             choice = to_choice(node)
             return choice._replace(parts=tuple(unwrap_accelerated(part) for part in choice.parts))
     return None
+
+
+# ------------------------------------------------------------ branches
+
+_NAMING_KEYS = ("metadata", "run_name", "tags")
+"""Keys of a config that only say how runs are called."""
+_OTHER_ARGUMENTS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_COROUTINE | inspect.CO_GENERATOR
+"""`co_flags` of functions that take any number of arguments, or do not return their value at once."""
+
+
+def without_names(runnable: Any) -> Any:
+    """Return the Runnable to which `with_config` has given a name, tags or metadata; any other one as it is."""
+    node = unwrap_accelerated(runnable)
+    while type(node) is RunnableBinding and not find_override(node, RunnableBinding):
+        if node.kwargs or node.config_factories or not node.config.keys() <= set(_NAMING_KEYS):
+            break
+        node = unwrap_accelerated(node.bound)
+    return node
+
+
+def has_branch(node: Any) -> bool:
+    """Return True for a `RunnableBranch`, and for a composite of the framework that certainly calls one."""
+    kinds = (RunnableBranch, RunnableSequence, RunnableParallel, RunnableAssign)
+    kind = next((kind for kind in kinds if isinstance(node, kind)), None)
+    if kind is None or find_override(node, kind):
+        return False
+    if kind is RunnableBranch:
+        return True
+    steps = node.steps if kind is RunnableSequence else [step for _, step in steps_by_key(node)]
+    return any(has_branch(without_names(step)) for step in steps)
+
+
+def steps_by_key(node: Any) -> Sequence[tuple[str, Any]]:
+    """Return the steps of a `RunnableParallel`, or of the one in a `RunnableAssign`; none if that is overridden."""
+    mapper = node.mapper if isinstance(node, RunnableAssign) else node
+    return [] if find_override(mapper, RunnableParallel) else list(mapper.steps__.items())
+
+
+def plain_condition(condition: Any) -> FunctionType | None:
+    """Return the function of one argument that a condition calls in any case; None for any other condition."""
+    if type(condition) is not RunnableLambda or "afunc" in vars(condition) or find_override(condition, RunnableLambda):
+        return None
+    function = vars(condition).get("func")
+    if type(function) is not FunctionType:
+        return None
+    code = function.__code__
+    has_one_argument = code.co_argcount == 1 and not code.co_kwonlyargcount
+    return function if has_one_argument and not code.co_flags & _OTHER_ARGUMENTS else None
