@@ -236,7 +236,7 @@ class ModelRules:
         self.guards += [AttributeGuard(llm, "llm", inner), AttributeGuard(llm, "output_cls", kind)]
         is_chat = name.endswith("chat")
         if len(arguments.all_items()) != 1:  # LlamaIndex writes into the others
-            raise NotUnderstood("what the LLM is called with is not known")
+            raise NotUnderstood("the arguments of the LLM are not known")
 
         def read(response: Any) -> Mapping[str, Any]:
             return {_RAW: response.raw, TEXT: response.message.content if is_chat else response.text}
