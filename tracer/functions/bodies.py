@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from teola_plugin.tracer.functions.symbols import (
     Instance,
     InstancePerItem,
     ItemList,
+    KnownValue,
     LocalFunction,
     Spread,
     Symbol,
@@ -47,15 +49,25 @@ class Captures:
     """The captured refs, by the name of the component's input that brings them into the body."""
     expressions: dict[str, Expression] = field(default_factory=dict)
     """The values that these bring, as expressions of the function around the body."""
+    _reads_environment: bool = False
 
     def make_body(self) -> FunctionInterpreter:
         """Return an interpreter for a body, which captures what it reads."""
-        return self.outer.make_body(self._read, self._to_outer)
+        return self.outer.make_body(self._read, self._to_outer, self._read_environment)
 
     def record_mutations(self, body: FunctionInterpreter) -> bool:
         """Record outside what the body assigns and changes in place. Return True if it changes its item."""
         self.outer.forget_attributes(body)
         return bool(self.outer.mutations.add_from_body(body.mutations, self.inputs))
+
+    def changes_environment(self, body: FunctionInterpreter) -> bool:
+        """Return True if the body reads environment variables that it may change for its next iteration."""
+        may_change = body.runs_user_code or body.mutations.has(KnownValue(os.environ))
+        return self._reads_environment and may_change
+
+    def _read_environment(self) -> Symbol:
+        self._reads_environment = True
+        return self._capture(self.outer.environment)
 
     def _read(self, name: str) -> Symbol:
         symbol = self.outer.frame.read(name)
@@ -186,6 +198,8 @@ class MapLoop:
         except NotUnderstood:
             result_ref = None
         output = self.body.finish_body(result_ref)
+        if self.captures.changes_environment(self.body):
+            output = result_ref = None
         results: Symbol = UNKNOWN_VALUE
         if output is not None:
             output_ref, is_result = output

@@ -175,6 +175,8 @@ class FunctionInterpreter:
     """True for the body of a loop or a branch, which runs any number of times."""
     to_outer: Callable[[Expression], Expression | None] | None = None
     """Of a body: returns an expression as one of the function around it; None if it depends on the item."""
+    read_environment: Callable[[], Symbol] | None = None
+    """Of a body: reads the environment variables as an input of its component."""
     nesting: int = 0
     """Number of conditions and loops around it."""
     _user_code: str = ""
@@ -330,7 +332,7 @@ class FunctionInterpreter:
         if isinstance(symbol, KnownValue):
             if symbol.value is not os.environ:
                 return self._expression_of_object(symbol.value)
-            symbol = self._environment
+            symbol = self.environment
         if (
             isinstance(symbol, (Text, ItemList, Fields))
             and (expression := self._expression_of_parts(symbol)) is not None
@@ -346,10 +348,12 @@ class FunctionInterpreter:
         return Expression(ast.Name(name, ast.Load()), {name: ref})
 
     @property
-    def _environment(self) -> Symbol:
+    def environment(self) -> Symbol:
         """The environment variables; unknown behind code that may have changed them."""
-        if self.shared.environment is None or self.is_body or self.runs_user_code or self._user_code:
+        if self.shared.environment is None or self.runs_user_code or self._user_code:
             return UNKNOWN_VALUE
+        if self.read_environment is not None:
+            return self.read_environment()
         note_environment()
         return self.shared.environment
 
@@ -565,7 +569,10 @@ class FunctionInterpreter:
     # ------------------------------------------------------------ bodies of loops and branches
 
     def make_body(
-        self, read_outer: Callable[[str], Symbol], to_outer: Callable[[Expression], Expression | None]
+        self,
+        read_outer: Callable[[str], Symbol],
+        to_outer: Callable[[Expression], Expression | None],
+        read_environment: Callable[[], Symbol],
     ) -> FunctionInterpreter:
         """Return an interpreter for code that runs for each item or in one branch, with a draft of its own."""
 
@@ -589,6 +596,7 @@ class FunctionInterpreter:
             mutations=Mutations(objects=dict(self.mutations.objects)),
             is_body=True,
             to_outer=to_outermost,
+            read_environment=read_environment,
             nesting=self.nesting + 1,
         )
 

@@ -82,10 +82,8 @@ def run_while(interpreter: FunctionInterpreter, node: ast.While) -> BlockExit:
 
 def _may_catch_raise(interpreter: FunctionInterpreter, body: Sequence[ast.stmt]) -> bool:
     """Return True if a `raise` in the body of a loop may be caught, so that the loop ends and the function goes on."""
-    may_be_caught = interpreter.shared.catching_blocks or has_statement(
-        body, (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
-    )
-    return bool(may_be_caught) and has_statement(body, (ast.Raise,))
+    blocks = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+    return has_statement(body, (ast.Raise,)) and bool(interpreter.shared.catching_blocks or has_statement(body, blocks))
 
 
 def _evaluate_range(items: Symbol) -> Symbol:
@@ -189,6 +187,8 @@ def _run_as_fold(
     block_exit = body.run_block(node.body)
     if captures.record_mutations(body):
         interpreter.mutations.add(items)
+    if captures.changes_environment(body):
+        return False
     try:
         output = body.to_ref(body.frame.names[name])
         item_refs = interpreter.to_ref(as_list(items))

@@ -570,3 +570,57 @@ def test_report_lists_calls_of_settings_with_validators_as_not_prefetched(stub: 
     report = accelerate(graph_of(WithValidator.from_runnable_config)).report()
 
     assert [row.status for row in report.calls] == [Status.IN_PLACE] * 2
+
+
+# ------------------------------------------------------------ settings that are read in each round of a loop
+
+
+def loop_of(read: Read, change: Callable[[str], None] | None = None) -> Any:
+    """Return a graph that reads its settings for each item. `change`: runs at the end of each round."""
+
+    def model_of(config: RunnableConfig) -> Any:
+        configuration = read(config)
+        return load_chat_model(configuration.query_model, configuration.base_url)
+
+    def take_notes(state: State, *, config: RunnableConfig) -> State:
+        notes = []
+        for item in state["items"]:
+            notes.append(model_of(config).invoke(f"note {item}").text)
+            if change is not None:
+                change(item)
+        return {"notes": notes}
+
+    return compiled(take_notes)
+
+
+@pytest.mark.parametrize("way", ["invoke", "messages"])
+@pytest.mark.parametrize("name", READERS)
+def test_calls_of_a_loop_that_reads_settings_are_prefetched(stub: OpenAIStub, name: str, way: str) -> None:
+    read, settings = READERS[name], settings_for(stub)
+    expected = requests_of(stub, loop_of(read), way, settings)
+    assert expected[2] == 1
+
+    assert becomes_concurrent(stub, accelerate(loop_of(read)), way, settings, expected)
+
+
+def set_model(item: str) -> None:
+    exec(f"import os; os.environ['QUERY_MODEL'] = 'openai/model of {item}'")
+
+
+def assign_model(item: str) -> None:
+    os.environ["QUERY_MODEL"] = f"openai/model of {item}"
+
+
+@pytest.mark.parametrize("change", [set_model, assign_model])
+@pytest.mark.parametrize("name", ["pydantic and environment", "names in a list", "function of the module"])
+def test_environment_that_changes_from_round_to_round_is_read_in_each(
+    stub: OpenAIStub, name: str, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, settings = READERS[name], settings_for(stub)
+    results = []
+    for graph in (loop_of(read, change), accelerate(loop_of(read, change))):
+        for _ in range(2):
+            monkeypatch.setenv("QUERY_MODEL", f"openai/{MODEL}")
+            results.append(requests_of(stub, graph, "invoke", settings)[:2])
+
+    assert results[2:] == results[:2]
