@@ -15,9 +15,16 @@ from teola_plugin.tracer.draft import DERIVED, Span
 from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, MapLoop, as_list
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
-from teola_plugin.tracer.functions.mutations import assigned_names, has_statement, loop_carried_names, names_in
+from teola_plugin.tracer.functions.mutations import (
+    assigned_names,
+    has_statement,
+    loop_carried_names,
+    names_in,
+    nonlocal_names,
+)
 from teola_plugin.tracer.functions.operations import (
     assign_names,
+    compose,
     evaluate_known,
     is_text,
     items_of,
@@ -82,8 +89,10 @@ def run_while(interpreter: FunctionInterpreter, node: ast.While) -> BlockExit:
 
 def _may_catch_raise(interpreter: FunctionInterpreter, body: Sequence[ast.stmt]) -> bool:
     """Return True if a `raise` in the body of a loop may be caught, so that the loop ends and the function goes on."""
-    blocks = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
-    return has_statement(body, (ast.Raise,)) and bool(interpreter.shared.catching_blocks or has_statement(body, blocks))
+    may_be_caught = interpreter.shared.catching_blocks or has_statement(
+        body, (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+    )
+    return bool(may_be_caught) and has_statement(body, (ast.Raise,))
 
 
 def _evaluate_range(items: Symbol) -> Symbol:
@@ -139,10 +148,14 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     item: Symbol = Ref(ITEM)
     if isinstance(items, AwaitableValue):
         items, item = items.value, AwaitableValue(item)
+    counters, listed_items = _find_counters(interpreter, node), items
+    if counters and isinstance(item, Ref):
+        items, item = _enumerate(interpreter, items), Ref(ITEM).at(1)
     loop, first_new = MapLoop(interpreter, items), len(interpreter.draft.components)
     accumulators = Accumulators.of_loop(interpreter, node.body)
     names = loop.body.frame.names
     names |= dict.fromkeys(assigned_names(node.body), UNKNOWN_VALUE)
+    names |= {name: _count(loop.body, *counter) for name, counter in counters.items() if item == Ref(ITEM).at(1)}
     names |= {name: ItemList(()) for name in accumulators.initial}  # one object each: mutations go by identity
     assign_names(loop.body, node.target, item)
     block_exit = loop.body.run_block(accumulators.statements)
@@ -153,6 +166,8 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     added |= coroutines
     comprehensions = _to_comprehensions(loop, added)
     results = loop.finish(accumulators.output(added), one_by_one=True)
+    if any(ref.producer == ITEM for ref in loop.body.mutations.refs):
+        interpreter.mutations.add(listed_items)
     interpreter.forget_names([node.target, *node.body])
     uses_engines = any(map(uses_engine, list(interpreter.draft.components.values())[first_new:]))
     has_results = isinstance(results, Ref) and (uses_engines or len(comprehensions) < len(added))
@@ -167,6 +182,41 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
         results_of_all = interpreter.frame.names[name]
         interpreter.frame.names[name] = AwaitableValue(results_of_all) if started_empty else UNKNOWN_VALUE
     return uses_engines or has_results or len(comprehensions) > 0
+
+
+def _find_counters(interpreter: FunctionInterpreter, node: _ForLoop) -> dict[str, tuple[int, int]]:
+    """Return the names to which each iteration adds the same number, and which it reads: (value before, number)."""
+    counters: dict[str, tuple[int, int]] = {}
+    for index, statement in enumerate(node.body):
+        if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Add):
+            continue
+        target, added = statement.target, statement.value
+        if not isinstance(target, ast.Name) or not isinstance(added, ast.Constant) or type(added.value) is not int:
+            continue
+        others = [*node.body[:index], *node.body[index + 1 :]]
+        is_changed_otherwise = target.id in assigned_names([node.target, *others]) or any(
+            target.id in nonlocal_names(other) for other in others
+        )
+        is_skipped = has_statement(node.body[:index], (ast.Continue,))
+        if is_changed_otherwise or is_skipped or target.id not in names_in(others):
+            continue
+        initial = interpreter.frame.read(target.id) if target.id in interpreter.frame.names else UNKNOWN_VALUE
+        if isinstance(initial, KnownValue) and type(initial.value) is int:
+            counters[target.id] = initial.value, added.value
+    return counters
+
+
+def _enumerate(interpreter: FunctionInterpreter, items: Symbol) -> Symbol:
+    """Return `list(enumerate(items))`; unknown if the items are."""
+    enumerated = ast.Call(ast.Name("enumerate", ast.Load()), [ast.Constant(0)], [])
+    return as_list(compose(interpreter, enumerated, {"args": [items]}))
+
+
+def _count(body: FunctionInterpreter, initial: int, step: int) -> Symbol:
+    """Return the value that a counter has when an iteration begins. The item of the body is an index with an item."""
+    product = ast.BinOp(ast.Constant(0), ast.Mult(), ast.Constant(step))
+    count = compose(body, product, {"left": Ref(ITEM).at(0)})
+    return compose(body, ast.BinOp(ast.Constant(initial), ast.Add(), ast.Constant(0)), {"right": count})
 
 
 def _run_as_fold(

@@ -406,3 +406,94 @@ def test_generators_that_are_read_to_the_end_overlap() -> None:
     model, _ = run_both(generators_read_to_the_end)
 
     assert model.most_at_once >= 4
+
+
+# ------------------------------------------------------------ counters
+
+
+def counter_in_prompts(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        number, width, texts = 0, 10, []
+        for item in state["items"]:
+            number += 1  # noqa: SIM113
+            texts.append(str(model.invoke(f"write part {number} ({width}): {item}").content))
+            width += 5
+        return {"kept": texts}
+
+    return compiled(write)
+
+
+@pytest.mark.parametrize("state", [INPUT, MANY, {**MANY, "items": []}], ids=["four", "six", "none"])
+def test_rounds_whose_prompts_count_overlap(state: State) -> None:
+    model, _ = run_both(counter_in_prompts, state)
+
+    assert model.most_at_once == len(state["items"])
+
+
+def test_failed_round_of_a_counting_loop_is_the_originals_error() -> None:
+    run_both(counter_in_prompts, fails_on="write part 2")
+
+
+def counter_behind_continue(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        number, texts = 0, []
+        for item in state["items"]:
+            if item == "x":
+                continue
+            number += 1
+            texts.append(str(model.invoke(f"write part {number}: {item}").content))
+        return {"kept": texts}
+
+    return compiled(write)
+
+
+def counter_of_an_inner_function(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        number, texts = 0, []
+
+        def skip() -> None:
+            nonlocal number
+            number += 10
+
+        for item in state["items"]:
+            skip()
+            number += 1
+            texts.append(str(model.invoke(f"write part {number}: {item}").content))
+        return {"kept": texts}
+
+    return compiled(write)
+
+
+def counter_that_is_reset(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        number, texts = 0, []
+        for item in state["items"]:
+            number += 1
+            texts.append(str(model.invoke(f"write part {number}: {item}").content))
+            if item == "x":
+                number = 0
+        return {"kept": texts, "first": str(model.invoke(f"title of {number} parts").content)}
+
+    return compiled(write)
+
+
+def items_changed_in_a_counting_loop(model: HostedModel) -> Any:
+    def write(state: State) -> State:
+        number, texts = 0, []
+        rows = [[item] for item in state["items"]]
+        for row in rows:
+            number += 1  # noqa: SIM113
+            row.append(f"row {number}")
+            texts.append(str(model.invoke(f"write part {number}").content))
+        return {"kept": texts, "first": str(model.invoke(f"title of {rows}").content)}
+
+    return compiled(write)
+
+
+@pytest.mark.parametrize("build", [counter_behind_continue, counter_of_an_inner_function, counter_that_is_reset])
+def test_counter_that_does_not_count_rounds_is_not_known(build: Build) -> None:
+    run_both(build)
+
+
+def test_items_that_a_counting_loop_changes_are_not_known_behind_it() -> None:
+    run_both(items_changed_in_a_counting_loop)
