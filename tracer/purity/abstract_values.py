@@ -223,11 +223,17 @@ def is_plain_constant(value: object) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain_constant, value)))
 
 
+def _has_size(value: object) -> bool:
+    """Return True for a plain constant, a class and a tuple of these."""
+    parts = value if type(value) is tuple else (value,)
+    return all(is_plain_constant(part) or isinstance(part, type) for part in parts)
+
+
 def size_of(value: AbstractValue) -> Size:
     """Return the size of a plain value. Raise `Unbounded` for a function, a module, or an object of a data class."""
     if isinstance(value, SizedValue):
         return value.size
-    if isinstance(value, Constant) and is_plain_constant(value.value):
+    if isinstance(value, Constant) and _has_size(value.value):
         return constant_size(size_of_constants([value.value]))
     raise Unbounded("a function, or an object of your own, is used as a value")
 

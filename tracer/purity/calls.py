@@ -79,8 +79,22 @@ METHODS = (
     | _CASE_METHODS
     | _STRIP_METHODS
     | _SPLIT_METHODS
-    | _words("format get join replace zfill")
+    | _words("format get join pretty_repr replace zfill")
 )
+_MESSAGE_CLASSES = _words("AIMessage BaseMessage HumanMessage SystemMessage ToolMessage")
+_MESSAGE_FUNCTIONS = _words(
+    "convert_to_messages filter_messages get_buffer_string message_to_dict messages_to_dict trim_messages",
+)
+_TOKEN_COUNTERS = _words("count_tokens_approximately")
+_MESSAGE_MODULES = ("langchain_core.messages.utils", "langchain_core.messages.base")
+_PRINTED_MESSAGE_FACTOR = 3 * REPR_FACTOR
+"""Characters that one character or item of a message may become where LangChain prints or converts it."""
+
+
+def _messages_member(value: object, names: frozenset[str]) -> str:
+    """Return which class or function of LangChain's messages a value is; an empty text if it is none of `names`."""
+    modules = [vars(sys.modules[name]) for name in _MESSAGE_MODULES if name in sys.modules]
+    return next((name for name in names if any(name in one and one[name] is value for one in modules)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ def trusted_constant(value: Any) -> AbstractValue:
     """Return a global, or a closure's value. Raise `Unbounded` for what user code may have made or may change."""
     if is_plain_constant(value) or type(value) is FunctionType or is_getter(value):
         return Constant(value)
-    if any(value is trusted for trusted in (*MODULES, *CALLABLES)):
+    if any(value is trusted for trusted in (*MODULES, *CALLABLES)) or _messages_member(value, _MESSAGE_CLASSES):
         return Constant(value)
     data_class = data_class_of(value)
     if data_class is not None:
@@ -156,6 +170,8 @@ def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwar
         return _make_object(machine, callee, args, kwargs)
     if isinstance(callee, Constant):
         value = callee.value
+        if name := _messages_member(value, _MESSAGE_FUNCTIONS):
+            return _call_on_messages(machine, args, dict(kwargs), name=name)
         if type(value) is FunctionType and value not in (json.loads, json.dumps):
             return machine.call(to_readable(value), args, kwargs)
         if is_getter(value):
@@ -211,6 +227,9 @@ def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Arg
         return machine.make(add(scale(receiver_size, 3), constant_size(3)), length=length)
     if name == "get":
         return SizedValue(maximum(receiver_size, size_of(args[1]) if len(args) > 1 else constant_size(1)))
+    if name == "pretty_repr":
+        printed_message = add(constant_size(200), scale(receiver_size, _PRINTED_MESSAGE_FACTOR))
+        return machine.make(printed_message, is_text=True)
     if name == "zfill":
         return machine.make(add(receiver_size, _size_of_count(args[0])), is_text=True)
     return {"join": _join, "replace": _replace, "format": _format}[name](machine, receiver, args, kwargs)
@@ -384,6 +403,33 @@ def _json_dumps(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
         if name not in ("ensure_ascii", "sort_keys") or not is_flag:
             raise Unbounded("hooks of json")
     return machine.make(size, is_text=True)
+
+
+def _is_token_counter(value: object) -> bool:
+    """Return True for a counter that takes no more steps for some messages than they are large."""
+    return value is len or value == "approximate" or bool(_messages_member(value, _TOKEN_COUNTERS))
+
+
+def _call_on_messages(machine: Machine, args: Args, kwargs: Kwargs, *, name: str) -> AbstractValue:
+    """Return a bound for the result of LangChain's function `name` on plain messages, and count its steps.
+
+    It goes through the messages once, and through its other arguments for each of them. `trim_messages` calls its
+    counter on some of them: a few times or, for a part of a message, no more often than messages, items and lines are
+    there. Raise `Unbounded` without messages, and for code of the user's that has no bound.
+    """
+    if not args or "text_splitter" in kwargs:
+        raise Unbounded("messages that come later, or a text splitter")
+    messages, *options = args
+    counter = kwargs.pop("token_counter", Constant(len))
+    if not isinstance(counter, Constant) or not _is_token_counter(counter.value):
+        rounds = SizedValue(size_of(messages))
+        machine.sum_over_items(rounds, lambda _: size_of(call_value(machine, counter, [messages], {})))
+    elif "allow_partial" in kwargs:
+        machine.spend(machine.loops.multiply(size_of(messages), size_of(messages)))
+    options_size = add(constant_size(1), *map(size_of, (*options, *kwargs.values())))
+    repeated = machine.loops.multiply(options_size, length_of(messages))
+    size = add(constant_size(30), scale(size_of(messages), _PRINTED_MESSAGE_FACTOR), repeated)
+    return machine.make(size, is_text=name == "get_buffer_string")
 
 
 CallBound = Callable[[Machine, Args, Kwargs], AbstractValue]

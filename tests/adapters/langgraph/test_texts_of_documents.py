@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, TypedDict
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_messages,
+    filter_messages,
+    get_buffer_string,
+    message_to_dict,
+    messages_to_dict,
+    trim_messages,
+)
 from langgraph.graph import START, StateGraph
 from support.hosted_model import HostedModel
 
@@ -21,6 +35,7 @@ class State(TypedDict, total=False):
 
     results: dict[str, dict[str, Any]]
     documents: list[Document]
+    messages: list[BaseMessage]
     summary: str
     title: str
 
@@ -89,6 +104,74 @@ def compiled(model: HostedModel, to_text: Callable[[State], str]) -> Any:
         return {"summary": summary.text, "title": title.text}
 
     return StateGraph(State).add_node("write", write).add_edge(START, "write").compile()
+
+
+class ShoutingMessage(HumanMessage):
+    """A message of the user's, which prints itself."""
+
+    def pretty_repr(self, html: bool = False) -> str:
+        return str(self.content).upper()
+
+
+CONVERSATION = [
+    SystemMessage("You are a farmer."),
+    HumanMessage("What of oats?"),
+    AIMessage("Sown in spring.", tool_calls=[{"name": "look_up", "args": {"plant": "oats"}, "id": "1"}]),
+    ToolMessage("oats: April", tool_call_id="1"),
+    HumanMessage([{"type": "text", "text": "And ivy?"}]),
+]
+MESSAGE_TEXTS: dict[str, Callable[[Any], Any]] = {
+    "buffer string": lambda messages: get_buffer_string(messages),
+    "buffer string of the last ones": lambda messages: get_buffer_string(messages[-2:], human_prefix="User"),
+    "buffer string in XML": lambda messages: get_buffer_string(messages, format="xml"),
+    "chosen by class": lambda messages: "\n".join([m.text for m in messages if isinstance(m, HumanMessage)]),
+    "chosen by classes": lambda messages: [m for m in messages if isinstance(m, (HumanMessage, SystemMessage))],
+    "filtered": lambda messages: filter_messages(messages, include_types=[HumanMessage, "ai"]),
+    "converted": lambda messages: convert_to_messages(messages),
+    "dictionaries": lambda messages: messages_to_dict(messages),
+    "dictionary of the last": lambda messages: message_to_dict(messages[-1]),
+    "pretty": lambda messages: "\n".join(m.pretty_repr() for m in messages),
+    "trimmed": lambda messages: trim_messages(messages, max_tokens=2, token_counter=len, start_on="human"),
+    "trimmed by a counter": lambda messages: trim_messages(
+        messages, max_tokens=9, token_counter=count_words, include_system=True
+    ),
+}
+
+
+def count_words(messages: list[Any]) -> int:
+    return sum(len(message.content) for message in messages)
+
+
+@pytest.mark.parametrize("name", MESSAGE_TEXTS)
+@pytest.mark.parametrize("conversation", [CONVERSATION, [*CONVERSATION, ShoutingMessage("What of moss?")], []])
+def test_calls_on_converted_messages_are_those_of_the_original(name: str, conversation: list[BaseMessage]) -> None:
+    """Messages of LangChain's own classes are converted ahead of their place, and others are not."""
+
+    def to_text(state: State) -> str:
+        return f"Messages: {MESSAGE_TEXTS[name](state['messages'])}"
+
+    model, original_model = HostedModel(), HostedModel()
+    if name == "dictionary of the last" and not conversation:
+        pytest.skip("there is no last message")
+    state: State = {"messages": conversation}
+    assert accelerate(compiled(model, to_text)).invoke(state) == compiled(original_model, to_text).invoke(state)
+    assert model.prompts == original_model.prompts
+    assert model.most_at_once == (1 if any(isinstance(one, ShoutingMessage) for one in conversation) else 2)
+
+
+@pytest.mark.parametrize("name", [name for name in MESSAGE_TEXTS if name != "pretty"])
+def test_values_that_are_no_messages_raise_the_error_of_the_original(name: str) -> None:
+    state: State = {"messages": [3]}  # type: ignore[list-item]
+    model = HostedModel()
+    graph = compiled(model, lambda state: str(MESSAGE_TEXTS[name](state["messages"])))
+    try:
+        answer = graph.invoke(state)
+    except Exception as original:
+        with pytest.raises(type(original), match=re.escape(str(original))):
+            accelerate(graph).invoke(state)
+        assert model.prompts == []
+    else:
+        assert accelerate(graph).invoke(state) == answer
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -12,12 +12,33 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_messages,
+    filter_messages,
+    get_buffer_string,
+    merge_message_runs,
+    message_to_dict,
+    messages_to_dict,
+    trim_messages,
+)
+from langchain_core.messages.utils import count_tokens_approximately
 
 from teola_plugin.tracer.purity.abstract_values import MAX_FACTOR
 from teola_plugin.tracer.purity.interpreter import step_bound
 from teola_plugin.tracer.purity.purity import analyze_purity, plain_size
 
 SEPARATOR = "\n"
+COUNTING_MODEL = FakeListChatModel(responses=["1"])
+
+
+class OwnMessage(HumanMessage):
+    """A message whose class may do anything."""
 
 
 def growing(x: Any) -> Any:
@@ -148,6 +169,17 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
     "json with a wide indent": lambda x: json.dumps(x, indent=10**9),
     "json with a hook": lambda x: json.loads(x, object_hook=lambda d: d),
     "json with another encoder": lambda x: json.dumps(x, default=str),
+    "messages trimmed by a model": lambda x: trim_messages(x, max_tokens=3, token_counter=COUNTING_MODEL),
+    "messages trimmed by a counter without a bound": lambda x: trim_messages(x, max_tokens=3, token_counter=shrinking),
+    "messages trimmed by a counter of squares": lambda x: trim_messages(
+        x, max_tokens=3, token_counter=lambda messages: len([(a, b) for a in messages for b in messages])
+    ),
+    "messages trimmed by a splitter": lambda x: trim_messages(
+        x, max_tokens=3, token_counter=len, text_splitter=shrinking
+    ),
+    "messages that come later": lambda x: (x, filter_messages(include_types="human")),
+    "messages merged": lambda x: merge_message_runs(x),
+    "a class of messages of your own": lambda x: [m for m in x if isinstance(m, OwnMessage)],
     "doubling": doubling,
     "a constant text doubled": doubled_constant,
     "a field of a constant text doubled": doubled_field,
@@ -255,6 +287,63 @@ def test_result_size_does_not_exceed_the_bound(name: str, texts: list[str]) -> N
     found = step_bound(BOUNDED[name])  # type: ignore[arg-type]
     assert found is not None and found.degree <= 2
     assert plain_size(BOUNDED[name](texts), most) <= found.factor * plain_size(texts, most) ** found.degree
+
+
+MESSAGES = st.lists(
+    st.one_of(
+        st.text(max_size=30).map(HumanMessage),
+        st.builds(SystemMessage, st.text(max_size=12), name=st.text(max_size=5)),
+        st.lists(st.text(max_size=9).map(lambda text: {"type": "text", "text": text}), max_size=3).map(HumanMessage),
+        st.text(max_size=9).map(
+            lambda text: AIMessage(text, tool_calls=[{"name": text, "args": {text: [text, "&<\x00"]}, "id": text}])
+        ),
+        st.text(max_size=9).map(lambda text: ToolMessage(text, tool_call_id="1")),
+    ),
+    max_size=8,
+)
+
+
+def first_words(messages: Any) -> int:
+    return sum(len(message.content) // 4 + 1 for message in messages)
+
+
+ON_MESSAGES: dict[str, Callable[[Any], Any]] = {
+    "printed": lambda x: get_buffer_string(x),
+    "printed with long names": lambda x: get_buffer_string(x, "Person" * 20, message_separator="-" * 50),
+    "printed as XML": lambda x: get_buffer_string(x, format="xml"),
+    "printed last ones": lambda x: get_buffer_string(x[-4:], human_prefix="User", ai_prefix="Assistant"),
+    "printed prettily": lambda x: "\n".join(m.pretty_repr() for m in x),
+    "chosen by class": lambda x: [m for m in x if isinstance(m, (HumanMessage, AIMessage))],
+    "converted": lambda x: convert_to_messages(x),
+    "filtered by type": lambda x: filter_messages(x, include_types=[HumanMessage, "ai"], exclude_ids=("1",)),
+    "filtered by tool calls": lambda x: filter_messages(x, exclude_tool_calls=True),
+    "as dictionaries": lambda x: messages_to_dict(x),
+    "the first as a dictionary": lambda x: message_to_dict(x[0]) if x else None,
+    "trimmed to a number": lambda x: trim_messages(x, max_tokens=3, token_counter=len, include_system=True),
+    "trimmed by a name": lambda x: trim_messages(x, max_tokens=9, token_counter="approximate", start_on="human"),
+    "trimmed by a counter of LangChain": lambda x: trim_messages(
+        x, max_tokens=9, token_counter=count_tokens_approximately, strategy="first", end_on=HumanMessage
+    ),
+    "trimmed by a counter": lambda x: trim_messages(x, max_tokens=3, token_counter=first_words, allow_partial=True),
+}
+
+
+@pytest.mark.parametrize("name", ON_MESSAGES)
+@settings(max_examples=200 if os.environ.get("TEOLA_TEST_LONG") else 8, deadline=None)
+@given(messages=MESSAGES)
+def test_size_of_converted_messages_does_not_exceed_the_bound(name: str, messages: list[BaseMessage]) -> None:
+    most = 10**9
+    bound = step_bound(ON_MESSAGES[name])  # type: ignore[arg-type]
+    assert bound is not None and bound.degree <= 2
+    assert plain_size(ON_MESSAGES[name](messages), most) <= bound.factor * plain_size(messages, most) ** bound.degree
+
+
+def test_parts_of_trimmed_messages_are_counted_again_and_again() -> None:
+    def trimmed(x: Any) -> Any:
+        return trim_messages(x, max_tokens=3, token_counter="approximate", allow_partial=True)
+
+    bound = step_bound(trimmed)  # type: ignore[arg-type]
+    assert bound is not None and bound.degree == 2
 
 
 def documents_between_rules(x: Any) -> Any:
