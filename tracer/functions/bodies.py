@@ -208,7 +208,7 @@ class MapLoop:
         elif result_ref is not None and not (self.body.runs_user_code or self.body.mutations.refs):
             results = self._compute_each(result_ref)
         if self.captures.record_mutations(self.body):
-            self.outer.mutations.add(self.items)
+            self.outer.mutations.add_items(self.items)
         if self.body.runs_user_code:
             self.outer.add_user_code()
         return results

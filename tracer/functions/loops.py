@@ -236,7 +236,7 @@ def _run_as_fold(
     assign_names(body, node.target, Ref(ITEM))
     block_exit = body.run_block(node.body)
     if captures.record_mutations(body):
-        interpreter.mutations.add(items)
+        interpreter.mutations.add_items(items)
     if captures.changes_environment(body):
         return False
     try:

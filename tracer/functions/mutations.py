@@ -45,6 +45,12 @@ class Mutations:
             if isinstance(symbol, Expression) and _is_alias(symbol.code):
                 self.refs.update(symbol.refs.values())
 
+    def add_items(self, symbol: Symbol) -> None:
+        """Record that the items of a list were changed: a new list, too, may hold objects that were there before."""
+        self.add(symbol)
+        if isinstance(symbol, Expression):
+            self.refs.update(symbol.refs.values())
+
     def has(self, symbol: Symbol) -> bool:
         """Return True if the symbol stands for a value that has changed since."""
         if not (self.refs or self.objects):

@@ -159,6 +159,28 @@ def test_calls_on_converted_messages_are_those_of_the_original(name: str, conver
     assert model.most_at_once == (1 if any(isinstance(one, ShoutingMessage) for one in conversation) else 2)
 
 
+def change_filtered(state: State) -> str:
+    for message in filter_messages(state["messages"], include_types="human"):
+        message.content = "changed"
+    return get_buffer_string(state["messages"])
+
+
+def change_chosen(state: State) -> str:
+    chosen = [message for message in state["messages"] if message.type == "human"]
+    for message in chosen:
+        message.content = "changed"
+    return "\n".join(str(message.content) for message in state["messages"])
+
+
+@pytest.mark.parametrize("to_text", [change_filtered, change_chosen])
+def test_messages_changed_through_a_list_of_some_of_them_are_not_read_before(to_text: Callable[[State], str]) -> None:
+    model, original_model = HostedModel(), HostedModel()
+    fast = accelerate(compiled(model, to_text))
+    asyncio.run(fast.ainvoke({"messages": [HumanMessage("oats"), AIMessage("ivy")]}))
+    compiled(original_model, to_text).invoke({"messages": [HumanMessage("oats"), AIMessage("ivy")]})
+    assert model.prompts == original_model.prompts
+
+
 @pytest.mark.parametrize("name", [name for name in MESSAGE_TEXTS if name != "pretty"])
 def test_values_that_are_no_messages_raise_the_error_of_the_original(name: str) -> None:
     state: State = {"messages": [3]}  # type: ignore[list-item]
