@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from teola_plugin.graph import ITEM, Attributes, Component, Ref, Role, Slice, re
 from teola_plugin.graph import items_of as list_items
 from teola_plugin.tracer.draft import DERIVED, Span, mark_fallible
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
-from teola_plugin.tracer.functions.operations import items_of
+from teola_plugin.tracer.functions.operations import as_list, items_of
 from teola_plugin.tracer.functions.pure_expressions import substitute
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
@@ -197,7 +196,7 @@ class MapLoop:
             result_ref = self.body.to_ref(result)
         except NotUnderstood:
             result_ref = None
-        output = self.body.finish_body(result_ref)
+        output = None if self.changes_what_it_reads else self.body.finish_body(result_ref)
         if self.captures.changes_environment(self.body):
             output = result_ref = None
         results: Symbol = UNKNOWN_VALUE
@@ -205,13 +204,21 @@ class MapLoop:
             output_ref, is_result = output
             component = self._add_component(output_ref, one_by_one=one_by_one)
             results = component if is_result else UNKNOWN_VALUE
-        elif result_ref is not None and not (self.body.runs_user_code or self.body.mutations.refs):
+        elif result_ref is not None and not (
+            self.body.runs_user_code or self.body.mutations.refs or self.changes_what_it_reads
+        ):
             results = self._compute_each(result_ref)
         if self.captures.record_mutations(self.body):
             self.outer.mutations.add_items(self.items)
         if self.body.runs_user_code:
             self.outer.add_user_code()
         return results
+
+    @property
+    def changes_what_it_reads(self) -> bool:
+        """True if the body changes an existing list or dictionary that expressions hold: each item may need another."""
+        changed = self.body.mutations.objects.keys() - self.outer.mutations.objects.keys()
+        return not changed.isdisjoint(self.outer.shared.object_names)
 
     def _compute_each(self, result: Ref) -> Symbol:
         """Return the list of what the body computes for each item, as one CALL; unknown if anything else is in it.
@@ -263,11 +270,3 @@ class MapLoop:
         ref = outer.draft.add(Component(name, Role.MAP, inputs, body=template, attributes=attributes))
         outer.append_span(Span((name,), (name,)))
         return ref
-
-
-def as_list(items: Symbol) -> Symbol:
-    """Return the items as a list: an expression may give an iterator."""
-    if not isinstance(items, Expression) or isinstance(items.code, (ast.Name, ast.ListComp)):
-        return items
-    code = ast.Call(ast.Name("list", ast.Load()), [items.code], [])
-    return Expression(code, items.refs, items.objects)

@@ -32,6 +32,7 @@ from teola_plugin.tracer.functions.operations import (
     compose,
     fields_of_class,
     items_of,
+    iterated,
     make_data_object,
     make_list,
     method_of,
@@ -77,6 +78,8 @@ They are modules of the standard library, and those of Ray that replace `builtin
 """
 _MUTATING_FUNCTIONS = word_set("delattr delitem iadd iconcat imul ior setattr setitem shuffle")
 """Functions of the standard library that change their first argument."""
+_ITERATING = (enumerate, frozenset, len, list, max, min, reversed, set, sorted, tuple, zip)
+"""Builtins that see nothing of a dictionary but its keys."""
 _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (AIMessage, ("ai", "AIMessageChunk")),
     (HumanMessage, ("human", "HumanMessageChunk")),
@@ -321,6 +324,8 @@ def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Argume
     symbols = arguments.symbols
     if not arguments.complete or symbols is None:
         return UNKNOWN_VALUE
+    if isinstance(func, KnownValue) and any(func.value is one for one in _ITERATING):
+        symbols = list(map(iterated, symbols))
     if isinstance(func, KnownValue) and func.value is len and len(symbols) == 1 and isinstance(symbols[0], ItemList):
         return _length(interpreter, symbols[0])
     template = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.keywords])
@@ -356,7 +361,7 @@ def _code_of_lambda(symbol: Symbol) -> Symbol:
 
 def _copy_list(kind: type, arguments: Arguments) -> Symbol | None:
     """Return `list(items)` or `tuple(items)` of items that are known one by one; None for any other argument."""
-    symbols = arguments.symbols or []
+    symbols = list(map(iterated, arguments.symbols or []))
     items = symbols[0].items if len(symbols) == 1 and isinstance(symbols[0], ItemList) else ()
     are_known = items and not arguments.keywords and not any(isinstance(item, Spread) for item in items)
     return ItemList(items, kind) if are_known else None

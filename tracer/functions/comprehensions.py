@@ -17,6 +17,7 @@ from teola_plugin.tracer.functions.operations import (
     assign_names,
     compose,
     items_of,
+    iterated,
     known_items,
 )
 from teola_plugin.tracer.functions.pruning import uses_engine
@@ -103,7 +104,7 @@ def evaluate_comprehension(
 ) -> Symbol:
     """Evaluate a comprehension: as an expression if it is pure, as a MAP if it uses an engine for each item."""
     first, *inner_generators = node.generators
-    items, name = interpreter.evaluate(first.iter), f"<items {node.lineno}:{node.col_offset}>"
+    items, name = iterated(interpreter.evaluate(first.iter)), f"<items {node.lineno}:{node.col_offset}>"
     interpreter.frame.names[name] = items
     first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}
@@ -380,7 +381,10 @@ class _ExpressionRewriter:
         if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
             raise NotUnderstood("an expression that does more than give a value")
         fields = {name: self._rewrite_part(value, variables) for name, value in ast.iter_fields(node)}
-        return type(node)(**fields)  # type: ignore[return-value]
+        rewritten = type(node)(**fields)
+        if isinstance(rewritten, ast.Compare) and _compares_copy(rewritten):
+            raise NotUnderstood("a copy is not the object itself")
+        return rewritten  # type: ignore[return-value]
 
     def _rewrite_part(self, value: object, variables: frozenset[str]) -> object:
         """Return one field of a node, rewritten: an expression, a list of them, or any other value as it is."""
@@ -391,6 +395,12 @@ class _ExpressionRewriter:
         if isinstance(value, ast.JoinedStr) and variables.isdisjoint(_names(value)):
             return value if not list(_names(value)) else self.rewrite(value, variables)
         return self.rewrite(value, variables) if isinstance(value, ast.expr) else value
+
+
+def _compares_copy(node: ast.Compare) -> bool:
+    """Return True for `value is existing_list`, where the code of the list stands for the list."""
+    by_identity = any(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops)
+    return by_identity and any(isinstance(operand, (ast.List, ast.Dict)) for operand in (node.left, *node.comparators))
 
 
 def _is_environment(symbol: Symbol) -> bool:

@@ -12,8 +12,10 @@ from teola_plugin.tracer.functions.calls import evaluate_call, is_absent
 from teola_plugin.tracer.functions.comprehensions import evaluate_comprehension, may_use_engine, skip_code
 from teola_plugin.tracer.functions.framework_calls import pipe
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
+from teola_plugin.tracer.functions.mutations import is_mutable_container
 from teola_plugin.tracer.functions.operations import (
     compose,
+    evaluate_known,
     format_f_string,
     format_percent,
     is_text,
@@ -23,7 +25,7 @@ from teola_plugin.tracer.functions.operations import (
     read_attribute,
     read_key,
 )
-from teola_plugin.tracer.functions.pure_expressions import truth_of
+from teola_plugin.tracer.functions.pure_expressions import is_small, truth_of
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -35,6 +37,7 @@ from teola_plugin.tracer.functions.symbols import (
     ItemList,
     KnownValue,
     LocalFunction,
+    Spread,
     Symbol,
     Text,
     Unknown,
@@ -111,17 +114,24 @@ def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -
 def _evaluate_slice(
     interpreter: FunctionInterpreter, node: ast.Subscript, owner: Symbol, slice_node: ast.Slice
 ) -> Symbol:
-    """Evaluate `owner[start:stop:step]` as an expression; unknown if the owner or a bound is not known."""
+    """Evaluate `owner[start:stop:step]`: item by item if they are known, else as an expression."""
     bound_nodes = {name: getattr(slice_node, name) for name in ("lower", "upper", "step")}
     bounds = {name: interpreter.evaluate(bound) for name, bound in bound_nodes.items() if bound is not None}
-    slice_symbol = compose(interpreter, slice_node, bounds)
-    if not isinstance(slice_symbol, Expression):
+    items = items_of(owner)
+    are_items_known = not any(isinstance(item, Spread) for item in items)
+    if are_items_known and all(isinstance(bound, KnownValue) for bound in bounds.values()):
+        key = slice(*(bounds[name].value if name in bounds else None for name in bound_nodes))  # type: ignore[union-attr]
+        kind = owner.kind if isinstance(owner, ItemList) else type(owner.value)  # type: ignore[union-attr]
+        try:
+            return ItemList(tuple(items[key]), kind)
+        except (TypeError, ValueError):  # the original raises it as well
+            return UNKNOWN_VALUE
+    expression, slice_symbol = interpreter.to_expression(owner), compose(interpreter, slice_node, bounds)
+    if expression is None or not isinstance(slice_symbol, Expression):
         return UNKNOWN_VALUE
-    first_item = compose(interpreter, node, {"value": owner, "slice": Expression(ast.Constant(0))})
-    if not isinstance(first_item, Expression):
-        return first_item
-    code = ast.Subscript(first_item.code.value, slice_symbol.code, ast.Load())  # type: ignore[attr-defined]
-    return Expression(code, *merge_inputs((first_item, slice_symbol)))
+    code = ast.Subscript(expression.code, slice_symbol.code, ast.Load())
+    part = Expression(code, *merge_inputs((expression, slice_symbol)))
+    return evaluate_known(part) if is_small(code) else UNKNOWN_VALUE
 
 
 # ------------------------------------------------------------ operators and conditions
@@ -173,8 +183,8 @@ def _evaluate_comparison(interpreter: FunctionInterpreter, node: ast.Compare) ->
             return KnownValue((left.value is right.value) == isinstance(node.ops[0], ast.Is))
         if any(isinstance(one, _NEVER_NONE) for one in (left, right)) and any(map(_is_none, (left, right))):
             return KnownValue(isinstance(node.ops[0], ast.IsNot))
-        if not isinstance(left, KnownValue) and not isinstance(right, KnownValue):
-            return UNKNOWN_VALUE  # nobody can tell whether two values that are computed are one object
+        if not any(isinstance(one, KnownValue) and not is_mutable_container(one) for one in (left, right)):
+            return UNKNOWN_VALUE  # nobody can tell whether two values that are computed, or a copy, are one object
     return compose(interpreter, node, {"left": left, "comparators": comparators})
 
 

@@ -51,6 +51,7 @@ from teola_plugin.tracer.functions.symbols import (
     Symbol,
     Text,
     Unknown,
+    is_constant,
     map_parts,
     merge_inputs,
     to_symbol,
@@ -397,10 +398,13 @@ class FunctionInterpreter:
         return Expression(code, *merge_inputs(known_values)) if is_small(code) else None
 
     def _expression_of_object(self, value: Any) -> Expression:
-        """Return an expression for an existing object: a constant, a builtin, or a name that stands for the object."""
+        """Return an expression for an existing object: a constant, a builtin, or a name that stands for the object.
+
+        A list or dictionary of constants is written down; the object itself is noted for the case that it is changed.
+        """
         node = constant_node(value)
         if node is not None:
-            return Expression(node)
+            return Expression(node, {}, {} if is_constant(value) else {self.name_for(value, is_ref=False): value})
         name = getattr(value, "__name__", "") if type(value) in (type, type(len)) else ""
         if name and getattr(builtins, name, None) is value:
             return Expression(ast.Name(name, ast.Load()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from teola_plugin.graph import CARRY, ITEM, Component, Path, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Span
-from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, MapLoop, as_list
+from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, MapLoop
 from teola_plugin.tracer.functions.calls import may_write
 from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
 from teola_plugin.tracer.functions.mutations import (
@@ -23,11 +23,12 @@ from teola_plugin.tracer.functions.mutations import (
     nonlocal_names,
 )
 from teola_plugin.tracer.functions.operations import (
+    as_list,
     assign_names,
     compose,
-    evaluate_known,
     is_text,
     items_of,
+    iterated,
     make_list,
     make_text,
     read_key,
@@ -61,7 +62,7 @@ _name_numbers = itertools.count()
 
 def run_for(interpreter: FunctionInterpreter, node: _ForLoop) -> BlockExit:
     """Interpret a `for` loop."""
-    items = _evaluate_range(interpreter.evaluate(node.iter))
+    items = iterated(interpreter.evaluate(node.iter))
     item_list = items_of(items)
     known_items = [item for item in item_list if not isinstance(item, Spread)]
     all_known = len(known_items) == len(item_list) <= MAX_UNROLLED_ITEMS
@@ -93,12 +94,6 @@ def _may_catch_raise(interpreter: FunctionInterpreter, body: Sequence[ast.stmt])
         body, (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
     )
     return bool(may_be_caught) and has_statement(body, (ast.Raise,))
-
-
-def _evaluate_range(items: Symbol) -> Symbol:
-    """Return `range(3)` and the like as a known list, and any other symbol as it is."""
-    known_list = evaluate_known(as_list(items))
-    return known_list if isinstance(known_list, KnownValue) else items
 
 
 # ------------------------------------------------------------ loops that are interpreted as they run
@@ -164,7 +159,7 @@ def _run_as_map(interpreter: FunctionInterpreter, node: _ForLoop, items: Symbol)
     added = {} if is_unknown else accumulators.added_items(names)
     coroutines = {name: added_one.value for name, added_one in added.items() if isinstance(added_one, AwaitableValue)}
     added |= coroutines
-    comprehensions = _to_comprehensions(loop, added)
+    comprehensions = {} if loop.changes_what_it_reads else _to_comprehensions(loop, added)
     results = loop.finish(accumulators.output(added), one_by_one=True)
     if any(ref.producer == ITEM for ref in loop.body.mutations.refs):
         interpreter.mutations.add(listed_items)

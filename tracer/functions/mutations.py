@@ -44,6 +44,8 @@ class Mutations:
             self.objects[id(symbol)] = symbol
             if isinstance(symbol, Expression) and _is_alias(symbol.code):
                 self.refs.update(symbol.refs.values())
+                for value in symbol.objects.values():
+                    self.add(KnownValue(value))
 
     def add_items(self, symbol: Symbol) -> None:
         """Record that the items of a list were changed: a new list, too, may hold objects that were there before."""

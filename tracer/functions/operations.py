@@ -181,6 +181,14 @@ def items_of(symbol: Symbol) -> list[Item]:
     return [Spread(symbol)]
 
 
+def as_list(items: Symbol) -> Symbol:
+    """Return the items as a list: an expression may give an iterator."""
+    if not isinstance(items, Expression) or isinstance(items.code, (ast.Name, ast.ListComp)):
+        return items
+    code = ast.Call(ast.Name("list", ast.Load()), [items.code], [])
+    return Expression(code, items.refs, items.objects)
+
+
 def assign_names(interpreter: FunctionInterpreter, target: ast.expr, value: Symbol) -> None:
     """Assign a value to a name, or its items to several names."""
     if isinstance(target, ast.Name):
@@ -558,6 +566,17 @@ def view_of(owner: Symbol, method: str) -> Symbol | None:
     if method == "values":
         return ItemList(tuple(symbols.values()))
     return ItemList(tuple(ItemList((KnownValue(key), value), tuple) for key, value in symbols.items()))
+
+
+def iterated(symbol: Symbol) -> Symbol:
+    """Return what a loop goes through: the keys of a known dictionary, `range(3)` and the like as a known list.
+
+    Any other symbol is returned as it is.
+    """
+    if isinstance(symbol, Expression):
+        known_list = evaluate_known(as_list(symbol))
+        return known_list if isinstance(known_list, KnownValue) else symbol
+    return view_of(symbol, "keys") or symbol
 
 
 def known_items(symbol: Symbol) -> Mapping[str, Symbol] | None:

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from teola_plugin.graph import INPUT, Ref, UnfitValue, read_path
-from teola_plugin.tracer.functions.lookup import is_framework_code, is_subclass
+from teola_plugin.tracer.functions.lookup import MAX_ITEMS, MAX_NESTING, is_framework_code, is_subclass
 from teola_plugin.tracer.functions.symbols import (
     Expression,
     Fields,
@@ -143,11 +143,23 @@ def is_small(code: ast.expr) -> bool:
     return sum(1 for _ in ast.walk(code)) <= _MAX_NODES
 
 
-def constant_node(value: object) -> ast.expr | None:
-    """Return source code for a constant; None for other values, and for long texts."""
-    if type(value) is tuple and is_constant(value):
-        items = [constant_node(item) for item in value]
-        return ast.Tuple([item for item in items if item is not None], ast.Load())
+def constant_node(value: object, nesting: int = MAX_NESTING) -> ast.expr | None:
+    """Return source code for a constant, or for a list or dictionary of constants; None for other and for large values.
+
+    Guards compare such a list or dictionary as a whole.
+    """
+    if type(value) in (list, tuple, dict) and (nesting == 0 or len(value) > MAX_ITEMS):  # type: ignore[arg-type]
+        return None
+    if type(value) is dict:
+        keys = [constant_node(key, nesting - 1) for key in value]
+        values = [constant_node(item, nesting - 1) for item in value.values()]
+        known_values = [node for node in values if node is not None]
+        return ast.Dict(keys, known_values) if None not in keys and len(known_values) == len(values) else None
+    if type(value) in (list, tuple):
+        items = [constant_node(item, nesting - 1) for item in value]  # type: ignore[attr-defined]
+        known_items = [item for item in items if item is not None]
+        kind = ast.List if type(value) is list else ast.Tuple
+        return kind(known_items, ast.Load()) if len(known_items) == len(items) else None
     if is_constant(value) and (not isinstance(value, (str, bytes)) or len(value) <= _MAX_CONSTANT_LENGTH):
         return ast.Constant(value)  # type: ignore[arg-type]
     return None
