@@ -41,7 +41,15 @@ from teola_plugin.tracer.functions.operations import (
     view_of,
     written_value,
 )
-from teola_plugin.tracer.functions.pure_expressions import ABSENT, NAME_PREFIX, STATE, compile_pure, is_setting
+from teola_plugin.tracer.functions.pure_expressions import (
+    ABSENT,
+    NAME_PREFIX,
+    STATE,
+    ModelDump,
+    compile_pure,
+    is_setting,
+    is_small,
+)
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -61,7 +69,7 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
     word_set,
 )
-from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS
+from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS, FieldGetter
 from teola_plugin.tracer.purity.interpreter import free_names
 from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.source import source_of
@@ -80,6 +88,9 @@ _MUTATING_FUNCTIONS = word_set("delattr delitem iadd iconcat imul ior setattr se
 """Functions of the standard library that change their first argument."""
 _ITERATING = (enumerate, frozenset, len, list, max, min, reversed, set, sorted, tuple, zip)
 """Builtins that see nothing of a dictionary but its keys."""
+_DUMP_METHODS = ("model_dump", "model_dump_json")
+_DUMP_OPTIONS = word_set("by_alias exclude_defaults exclude_none exclude_unset indent mode")
+_MAX_INDENT = 8
 _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (AIMessage, ("ai", "AIMessageChunk")),
     (HumanMessage, ("human", "HumanMessageChunk")),
@@ -421,6 +432,8 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             return UNKNOWN_VALUE
         method = ast.Attribute(expression.code, name, ast.Load())
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
+    if name in _DUMP_METHODS and (dump := _dump_model(interpreter, owner, name, arguments)) is not None:
+        return dump
     if name in ("append", "extend", "insert") and isinstance(owner, Ref) and find_assignment(interpreter, func.value):
         return KnownValue(None)  # the caller notes that it changes
     if isinstance(func.value, ast.Name):
@@ -431,6 +444,22 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
         interpreter.mutations.add(owner)
     interpreter.add_user_code()
     return UNKNOWN_VALUE
+
+
+def _dump_model(interpreter: FunctionInterpreter, owner: Symbol, name: str, arguments: Arguments) -> Symbol | None:
+    """Return what `model_dump` or `model_dump_json` gives of a model; None unless all options are known."""
+    expression = interpreter.to_expression(owner)
+    options = {key: symbol.value for key, symbol in arguments.keywords.items() if isinstance(symbol, KnownValue)}
+    are_known = arguments.complete and not arguments.positional and len(options) == len(arguments.keywords)
+    if expression is None or not are_known or not all(map(is_constant, options.values())):
+        return None
+    indent = options.get("indent") or 0
+    if not options.keys() <= _DUMP_OPTIONS or type(indent) is not int or indent > _MAX_INDENT:
+        return None
+    dump = FieldGetter(name, ModelDump(tuple(options.items())))
+    dump_name = interpreter.name_for(dump, is_ref=False)
+    call = ast.Call(ast.Name(dump_name, ast.Load()), [expression.code], [])
+    return Expression(call, expression.refs, {**expression.objects, dump_name: dump}) if is_small(call) else None
 
 
 def is_absent(interpreter: FunctionInterpreter, fields: Fields, key: str) -> bool:

@@ -120,7 +120,7 @@ def _evaluate_slice(
     items = items_of(owner)
     are_items_known = not any(isinstance(item, Spread) for item in items)
     if are_items_known and all(isinstance(bound, KnownValue) for bound in bounds.values()):
-        key = slice(*(bounds[name].value if name in bounds else None for name in bound_nodes))  # type: ignore[union-attr]
+        key = slice(*(known_value(bounds[name])[1] if name in bounds else None for name in bound_nodes))
         kind = owner.kind if isinstance(owner, ItemList) else type(owner.value)  # type: ignore[union-attr]
         try:
             return ItemList(tuple(items[key]), kind)

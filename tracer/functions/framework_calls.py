@@ -22,6 +22,7 @@ from langchain_core.documents.compressor import BaseDocumentCompressor
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
+from langchain_core.output_parsers import BaseOutputParser
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableParallel, RunnableSequence
@@ -29,7 +30,7 @@ from langchain_core.tools import StructuredTool, Tool
 from langchain_core.vectorstores import VectorStore
 from pydantic import SecretStr
 
-from teola_plugin.graph import UnfitValue
+from teola_plugin.graph import Component, Role, UnfitValue, on_loop
 from teola_plugin.shims.langchain import handlers_in, splitter_sizes, streams
 from teola_plugin.tracer.draft import mark_fallible
 from teola_plugin.tracer.functions.bodies import map_items
@@ -67,6 +68,7 @@ from teola_plugin.tracer.langchain.classes import (
     without_names,
 )
 from teola_plugin.tracer.leaf import EmbeddingLeaf
+from teola_plugin.tracer.purity.data_classes import writes_itself
 from teola_plugin.tracer.purity.purity import is_plain
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted
 
@@ -322,6 +324,27 @@ def _format_prompt(interpreter: FunctionInterpreter, prompt: Any, method: str, a
     return Prompted(result.inputs, result.parts, render)
 
 
+def _describe_format(interpreter: FunctionInterpreter, parser: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret `parser.get_format_instructions()` as a text that the framework makes at run time."""
+    models = [part for part in vars(parser).values() if is_instance(part, type)]
+    others = [part for part in vars(parser).values() if not is_instance(part, type)]
+    are_known = all(map(writes_itself, models)) and is_plain(others)
+    if arguments.all_items() or not is_framework_code(type(parser)) or not are_known:
+        return None
+    name = interpreter.draft.name(f"{interpreter.name}.instructions")
+    interpreter.shared.helpers.add(name)
+    call = mark_fallible(on_loop(lambda: parser.get_format_instructions()))
+    return interpreter.draft.add(Component(name, Role.CALL, ()), call)
+
+
+def _parse(interpreter: FunctionInterpreter, parser: Any, method: str, arguments: Arguments) -> Symbol | None:
+    """Interpret `parser.parse(text)` as the parser in a chain is interpreted."""
+    text = arguments.get("text")
+    if text is None or len(arguments.all_items()) != 1 or not is_framework_code(type(parser)):
+        return None
+    return interpreter.run_runnable(parser, text, {}, is_async=method.startswith("a"))
+
+
 _MethodRule = Callable[[FunctionInterpreter, Any, str, Arguments], Symbol | None]
 _METHOD_RULES: Mapping[str, tuple[type, _MethodRule]] = {
     "similarity_search": (VectorStore, _search_store),
@@ -331,6 +354,8 @@ _METHOD_RULES: Mapping[str, tuple[type, _MethodRule]] = {
     "format": (BasePromptTemplate, _format_prompt),
     "format_messages": (BasePromptTemplate, _format_prompt),
     "format_prompt": (BasePromptTemplate, _format_prompt),
+    "get_format_instructions": (BaseOutputParser, _describe_format),
+    "parse": (BaseOutputParser, _parse),
 }
 
 # ------------------------------------------------------------ text splitters

@@ -26,11 +26,13 @@ from teola_plugin.tracer.functions.symbols import (
     word_set,
 )
 from teola_plugin.tracer.purity.calls import FIELDS, METHODS, FieldGetter
+from teola_plugin.tracer.purity.data_classes import writes_itself
 from teola_plugin.tracer.purity.purity import (
     Purity,
     cached_purity,
     call_on_containers,
     call_on_plain,
+    is_plain,
     read_property,
 )
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -279,6 +281,19 @@ def read_field(value: Any, name: str) -> Any:
         if not hasattr(type(attribute), "__set__") and name in getattr(value, "__dict__", {}):
             return value.__dict__[name]
     raise UnfitValue(f"{name} is no field of {kind.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDump:
+    """Calls `model_dump` or `model_dump_json` of an object, with constant options."""
+
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(self, value: Any, name: str) -> Any:
+        """Return what the method gives. Raise `UnfitValue` for an object whose class may run any other code."""
+        if not writes_itself(type(value)) or not is_plain(value):  # type: ignore[arg-type]
+            raise UnfitValue(f"{name} of a {type(value).__name__} may do anything")
+        return getattr(value, name)(**dict(self.options))
 
 
 # ------------------------------------------------------------ conditions

@@ -17,7 +17,7 @@ from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
-from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow
 from pydantic import BaseModel
 
@@ -335,7 +335,7 @@ class _StepReader:
         if rule is not None:
             return rule
         if isinstance(owner, Ref):
-            return partial(_read_content, owner) if name == "get_content" else None
+            return partial(_read_content, owner, name) if name in ("get_content", "get_text") else None
         if not isinstance(owner, KnownValue):
             return None
         target = owner.value
@@ -496,15 +496,17 @@ def _make_event(kind: type, interpreter: FunctionInterpreter, arguments: Argumen
     return Instance(kind, {_ARGUMENTS: Fields(arguments.keywords) if is_known else UNKNOWN_VALUE})
 
 
-def _read_content(owner: Ref, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
-    """Interpret `node.get_content()` as a text that is read at run time, from a node of LlamaIndex's classes."""
-    if arguments.all_items():
+def _read_content(owner: Ref, name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret `node.get_content()` or `get_text()` as a text that is read at run time, from LlamaIndex's nodes."""
+    options = {key: value.value for key, value in arguments.keywords.items() if isinstance(value, KnownValue)}
+    are_modes = all(key == "metadata_mode" and type(mode) is MetadataMode for key, mode in options.items())
+    if arguments.positional or not arguments.complete or len(options) < len(arguments.keywords) or not are_modes:
         return UNKNOWN_VALUE
 
     def content(node: Any) -> str:
         is_node = isinstance(node, (NodeWithScore, BaseNode)) and is_framework_code(type(node))
         if not is_node or not is_framework_code(type(getattr(node, "node", node))):
             raise UnfitValue(f"a {type(node).__name__} is no node of LlamaIndex's")
-        return str(node.get_content())
+        return str(getattr(node, name)(**options))
 
     return compute(interpreter, "content", on_loop(content), {"node": owner})

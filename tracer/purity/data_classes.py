@@ -97,6 +97,29 @@ def runs_no_own_code(kind: type, method_names: frozenset[str]) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)
+def writes_itself(kind: type) -> bool:
+    """Return True for a model of pydantic whose dictionary, JSON and schema are made without code of the user's."""
+    schema = getattr(kind, "__pydantic_core_schema__", None)
+    return _is_model(kind) and runs_no_own_code(kind, frozenset()) and _holds_no_own_function(schema)
+
+
+def _holds_no_own_function(schema: Any) -> bool:
+    """Return True if a part of a schema holds data, classes and functions of pydantic's, and no other object.
+
+    The same has to hold for the configuration of each class in it.
+    """
+    if isinstance(schema, dict):
+        configs = [getattr(schema.get("cls"), name, None) for name in ("model_config", "__pydantic_config__")]
+        return all(map(_holds_no_own_function, (*schema.values(), *configs)))
+    if isinstance(schema, (list, tuple, set, frozenset)):
+        return all(map(_holds_no_own_function, schema))
+    if isinstance(schema, (type, Enum, *_PLAIN_TYPES)):
+        return True
+    module = (getattr(schema, "__module__", None) if callable(schema) else type(schema).__module__) or ""
+    return module.split(".", 1)[0] in ("pydantic", "pydantic_core")
+
+
 def _is_own_code(name: str, attribute: Any) -> bool:
     """Return True for an attribute of a class that the author of the class may have written as code."""
     if name in ("__dict__", "__weakref__", "_new_member_") or isinstance(attribute, (type, WrapperDescriptorType)):

@@ -7,12 +7,13 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, field_serializer
 from support.hosted_model import HostedModel
 
 from teola_plugin import accelerate
@@ -212,3 +213,101 @@ def test_field_that_is_missing_raises_the_originals_error() -> None:
 
     with pytest.raises(AttributeError, match="rank"):
         accelerate(build(missing, Classifier())).invoke({"items": ITEMS})
+
+
+# ------------------------------------------------------------ methods of the framework
+
+
+class Serialized(Label):
+    """An answer with a serializer of the user's."""
+
+    @field_serializer("category")
+    def write(self, category: str) -> str:
+        SPELLINGS.append(category)
+        return category.upper()
+
+
+class Described(Label):
+    """An answer whose schema is described by code of the user's."""
+
+    model_config = ConfigDict(json_schema_extra=lambda schema: SPELLINGS.append("schema"))
+
+
+def dumped(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply to {label.model_dump()}").content for label in labels]
+
+
+def dumped_as_json(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    replies = []
+    for label in labels:
+        replies.append(model.invoke("reply to " + label.model_dump_json(indent=2, exclude={"score"})).content)
+        replies.append(model.invoke("check " + label.model_dump_json(indent=2)).content)
+    return replies
+
+
+def dumped_indented(model: Any, items: list[str], labels: list[Any]) -> list[str]:
+    return [model.invoke(f"reply to {label.model_dump_json(indent=2)}").content for label in labels]
+
+
+@pytest.mark.parametrize("use", [dumped, dumped_indented])
+def test_calls_with_dumps_of_structured_answers_overlap(use: Use) -> None:
+    assert compare(use).most_replies >= 2
+
+
+def test_dumps_with_other_options_send_the_originals_requests() -> None:
+    compare(dumped_as_json)
+
+
+@pytest.mark.parametrize("use", [dumped, dumped_indented])
+def test_serializers_of_the_users_run_as_often_as_in_the_original(use: Use) -> None:
+    SPELLINGS.clear()
+    assert compare(use, Serialized).most_replies == 1
+    assert len(SPELLINGS) == 6
+
+
+def build_parser(model: Any, parser: Any) -> Runnable[Any, Any]:
+    """Return a chain whose function describes the format of an answer, and parses it."""
+
+    def run(inputs: dict[str, Any]) -> list[str]:
+        text = model.invoke(f"classify by {parser.get_format_instructions()} {inputs['items'][0]}").content
+        label = parser.parse(text)
+        return [model.invoke(f"reply to {item}: {label}").content for item in inputs["items"]]
+
+    return RunnableLambda(run)
+
+
+@pytest.mark.parametrize(
+    ("make_parser", "most_replies"),
+    [
+        (lambda: PydanticOutputParser(pydantic_object=Label), 3),
+        (JsonOutputParser, 3),
+        (CommaSeparatedListOutputParser, 3),
+        (lambda: PydanticOutputParser(pydantic_object=Described), 1),
+    ],
+)
+def test_calls_behind_parsers_in_functions_overlap(make_parser: Any, most_replies: int) -> None:
+    original, model = Watched(), Watched()
+    SPELLINGS.clear()
+    expected = build_parser(original, make_parser()).invoke({"items": ITEMS})
+    schemas = len(SPELLINGS)
+    fast = accelerate(build_parser(model, make_parser()))
+
+    assert fast.invoke({"items": ITEMS}) == expected
+
+    assert model.prompts == original.prompts
+    assert model.most_replies == most_replies
+    assert len(SPELLINGS) == 2 * schemas
+
+
+def test_text_that_a_parser_refuses_raises_the_originals_error() -> None:
+    class Broken(Classifier):
+        def _end(self, prompt: str) -> ChatResult:
+            super()._end(prompt)
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("no object"))])
+
+    errors = []
+    for change in (lambda app: app, accelerate):
+        with pytest.raises(OutputParserException) as caught:
+            change(build_parser(Broken(), JsonOutputParser())).invoke({"items": ITEMS})
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]

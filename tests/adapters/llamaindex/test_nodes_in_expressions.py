@@ -104,7 +104,17 @@ class Sources(OwnWorkflow):
         return StopEvent(result=[str(first), str(second)])
 
 
-GAINING = (Sliced, Numbered, Metadata, Filtered, Ranked, Sources)
+class ContentWithMetadata(OwnWorkflow):
+    @step
+    async def use(self, ev: Retrieved) -> StopEvent:
+        texts = []
+        for node in ev.nodes:
+            content = node.get_content(metadata_mode=MetadataMode.LLM)
+            texts.append(str(await self.llm.acomplete(f"sum up {content}; {node.get_text()}")))
+        return StopEvent(result=texts)
+
+
+GAINING = (ContentWithMetadata, Sliced, Numbered, Metadata, Filtered, Ranked, Sources)
 
 
 @pytest.mark.parametrize("make", GAINING)
@@ -123,7 +133,7 @@ def test_lists_of_the_users_own_nodes_are_taken_apart(make: type[OwnWorkflow], m
     assert READS == []
 
 
-@pytest.mark.parametrize("make", [Filtered, Ranked, Sources])
+@pytest.mark.parametrize("make", [Filtered, Ranked, Sources, ContentWithMetadata])
 def test_code_of_the_users_own_nodes_runs_as_often_as_in_the_original(
     make: type[OwnWorkflow], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,14 +7,14 @@ from abc import ABC
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import BaseModel, computed_field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, computed_field, field_validator
 
 from teola_plugin.graph import UnfitValue
 from teola_plugin.tracer.functions.pure_expressions import read_field
-from teola_plugin.tracer.purity.data_classes import data_class_of, size_of_data
+from teola_plugin.tracer.purity.data_classes import data_class_of, size_of_data, writes_itself
 from teola_plugin.tracer.purity.purity import MAX_PROPERTY_SIZE, analyze_purity, is_plain
 
 
@@ -351,3 +351,65 @@ def test_impure_properties_of_data_classes_are_not_read(value: Any, name: str) -
         read_field(value, name)
 
     assert printed == []
+
+
+class Member(BaseModel):
+    """A model that is part of another."""
+
+    size: Size = Size.LARGE
+
+
+class Group(BaseModel):
+    """A model of all kinds of fields."""
+
+    name: str = Field("a", description="a name", min_length=1)
+    members: list[Member] = []
+    kind: Literal["a", "b"] | None = None
+
+
+class Serialized(BaseModel):
+    """Writes a field by code of the user's."""
+
+    x: Annotated[int, PlainSerializer(lambda x: str(x))] = 1
+
+
+class Extended(BaseModel):
+    """Has a description that code of the user's changes."""
+
+    x: int = Field(1, json_schema_extra=lambda schema: None)
+
+
+class Configured(BaseModel):
+    """Has a configuration with code of the user's."""
+
+    model_config = ConfigDict(json_schema_extra=lambda schema: None)
+
+
+class Dumping(BaseModel):
+    """Overrides a method of pydantic's."""
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        return {}
+
+
+class Describing(BaseModel):
+    """Describes its schema by code of the user's."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        return handler(schema)
+
+
+class Outer(BaseModel):
+    """Holds a model with code of the user's."""
+
+    inner: list[Describing] = []
+
+
+def test_models_without_own_code_write_themselves() -> None:
+    assert [kind for kind in (Member, Group, Answer) if not writes_itself(kind)] == [Answer]  # it has a validator
+
+
+@pytest.mark.parametrize("kind", [Serialized, Extended, Configured, Dumping, Describing, Outer, Point, Size, dict])
+def test_models_with_own_code_may_write_anything(kind: Any) -> None:
+    assert not writes_itself(kind)
