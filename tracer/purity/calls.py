@@ -7,8 +7,10 @@ import builtins
 import json
 import math
 import operator
+import re
 import string
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,13 +54,17 @@ def _words(*lines: str) -> frozenset[str]:
     return frozenset(word for line in lines for word in line.split())
 
 
-MODULES = (json, math)
+MODULES = (json, math, re, textwrap)
 _MATH = (math.ceil, math.floor, math.sqrt)
 BUILTINS = _words(
     "abs all any bool dict enumerate filter float frozenset int isinstance len list map max min range repr reversed",
     "round set sorted str sum tuple zip",
 )
-CALLABLES: tuple[Any, ...] = (json.loads, json.dumps, *_MATH, *(getattr(builtins, name) for name in sorted(BUILTINS)))
+_PATTERN_FUNCTIONS = (re.findall, re.search, re.split, re.sub)
+CALLABLES: tuple[Any, ...] = (
+    *(json.loads, json.dumps, textwrap.dedent, *_PATTERN_FUNCTIONS, *_MATH),
+    *(getattr(builtins, name) for name in sorted(BUILTINS)),
+)
 _SIMPLE_BUILTINS = _words(
     "all any bool dict enumerate frozenset isinstance len list range repr reversed set str tuple zip"
 )
@@ -79,7 +85,7 @@ METHODS = (
     | _CASE_METHODS
     | _STRIP_METHODS
     | _SPLIT_METHODS
-    | _words("format get join pretty_repr replace zfill")
+    | _words("format get group join pretty_repr replace zfill")
 )
 _MESSAGE_CLASSES = _words("AIMessage BaseMessage HumanMessage SystemMessage ToolMessage")
 _MESSAGE_FUNCTIONS = _words(
@@ -172,7 +178,7 @@ def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwar
         value = callee.value
         if name := _messages_member(value, _MESSAGE_FUNCTIONS):
             return _call_on_messages(machine, args, dict(kwargs), name=name)
-        if type(value) is FunctionType and value not in (json.loads, json.dumps):
+        if type(value) is FunctionType and not any(value is trusted for trusted in CALLABLES):
             return machine.call(to_readable(value), args, kwargs)
         if is_getter(value):
             return machine.make(add(*map(size_of, args)))
@@ -225,6 +231,8 @@ def _call_method(machine: Machine, receiver: AbstractValue, name: str, args: Arg
     if name in _SPLIT_METHODS:
         length = add(length_of(receiver), constant_size(3))
         return machine.make(add(scale(receiver_size, 3), constant_size(3)), length=length)
+    if name == "group":  # of a match of a pattern without groups
+        return machine.make(receiver_size)
     if name == "get":
         return SizedValue(maximum(receiver_size, size_of(args[1]) if len(args) > 1 else constant_size(1)))
     if name == "pretty_repr":
@@ -432,6 +440,40 @@ def _call_on_messages(machine: Machine, args: Args, kwargs: Kwargs, *, name: str
     return machine.make(size, is_text=name == "get_buffer_string")
 
 
+_ATOM = r"(?:\\[dDsSwWnrt]|\\[^\w\s]|\[\^?\]?(?:[^\]\[\\]|\\.)+\]|[^\\\[\](){}.*+?^$|]|\.)"
+"""The text of a pattern that matches one character: the character itself, an escaped one, or a class of characters."""
+_LINEAR_PATTERN = re.compile(rf"{_ATOM}+[*+]?", re.DOTALL)
+"""Patterns of a fixed number of characters, of which the last may be repeated. With nothing behind the repetition there
+is nothing to try again, so a search looks at each character of the text a constant number of times."""
+_LONGEST_PATTERN = 100
+
+
+def _search_pattern(machine: Machine, args: Args, kwargs: Kwargs, *, is_sub: bool = False) -> AbstractValue:
+    """Return a bound for the result of `re.sub`, `re.findall` and the like, and count their steps.
+
+    Raise `Unbounded` for options, for a pattern that is no constant or may take more than linear time, and for a
+    replacement that is no constant text.
+    """
+    pattern, *replacements, text = args
+    replacement = replacements[0] if is_sub and len(replacements) == 1 else Constant("")
+    if kwargs or len(replacements) != is_sub or not isinstance(pattern, Constant) or type(pattern.value) is not str:
+        raise Unbounded("a pattern that is not known")
+    if len(pattern.value) > _LONGEST_PATTERN or not _LINEAR_PATTERN.fullmatch(pattern.value):
+        raise Unbounded("a pattern that may take long")
+    if not isinstance(replacement, Constant) or type(replacement.value) is not str or "\\" in replacement.value:
+        raise Unbounded("a replacement that is not known")
+    size = add(constant_size(1), size_of(text))
+    machine.spend(scale(size, 1 + len(pattern.value)))
+    return machine.make(scale(size, 3 + len(replacement.value)), is_text=is_sub)
+
+
+def _dedent(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
+    """Return a bound for the result of `textwrap.dedent`, which is linear in the text."""
+    (text,) = args
+    machine.spend(scale(size_of(text), 10))
+    return machine.make(size_of(text), is_text=True)
+
+
 CallBound = Callable[[Machine, Args, Kwargs], AbstractValue]
 """Counts the steps of a call and returns its result. It may change the keyword arguments."""
 _CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
@@ -446,6 +488,8 @@ _CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
     (filter, _filter),
     (json.loads, _json_loads),
     (json.dumps, _json_dumps),
+    (textwrap.dedent, _dedent),
+    *((func, partial(_search_pattern, is_sub=func is re.sub)) for func in _PATTERN_FUNCTIONS),
 )
 
 

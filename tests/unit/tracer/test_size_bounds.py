@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,16 @@ UNBOUNDED: dict[str, Callable[[Any], Any]] = {
     "re.sub": lambda x: re.sub("(a+)+$", "", x),
     "re.split": lambda x: re.split("(a+)+$", x),
     "re.match": lambda x: re.match("(a+)+$", x),
+    "a repetition before something": lambda x: re.search(r"a+b", x),
+    "a repetition of a repetition": lambda x: re.findall(r"a++", x),
+    "a lazy repetition": lambda x: re.findall(r"a+?", x),
+    "a pattern with an alternative": lambda x: re.split("a|b", x),
+    "a pattern with options": lambda x: re.sub("a", "b", x, flags=re.VERBOSE),
+    "a pattern of the input": lambda x: re.sub(x["pattern"], "", x["text"]),
+    "a pattern after a class of brackets": lambda x: re.findall(r"[]x](a+)+$", x),
+    "a replacement that repeats": lambda x: re.sub("a", r"\g<0>" * 9, x),
+    "a replacement of the input": lambda x: re.sub("a", x, x),
+    "a replacement by a function": lambda x: re.sub("a", lambda match: "b", x),
     "a large range": lambda x: list(range(10**9)),
     "a range of the input": lambda x: [1 for _ in range(x["n"])],
     "ranges of a map": lambda x: list(map(range, x)),
@@ -275,6 +286,12 @@ BOUNDED: dict[str, Callable[[Any], Any]] = {
     "either": either,
     "flattened": flattened,
     "distinct": lambda x: list({t: t for t in x}.values()),
+    "without space": lambda x: [re.sub(r"\s+", "--", text) for text in x],
+    "between characters": lambda x: re.sub(r"\d*", "<number>", "".join(x)),
+    "numbers": lambda x: [re.findall(r"\d+", text) for text in x],
+    "parts": lambda x: [re.split(r"[,;\]]*", text) for text in x],
+    "first number": lambda x: [match.group() for text in x if (match := re.search(r"\d+", text))],
+    "dedented": lambda x: textwrap.dedent("\n".join(f"  {text}" for text in x)),
     "a number": lambda x: f"{len(x) / 3:.2f} {round(len(x) * 0.5, 1):>8}",
 }
 
