@@ -298,22 +298,46 @@ def _await_item(item: Item) -> Item:
 
 
 def may_write(interpreter: FunctionInterpreter, nodes: Sequence[ast.AST]) -> bool:
-    """Return True if code that is not interpreted may write what an engine reads."""
-    calls = (part for node in nodes for part in ast.walk(node) if isinstance(part, (ast.Call, ast.Await)))
-    return not all(isinstance(call, ast.Call) and _only_reads(interpreter, call.func) for call in calls)
+    """Return True if code that is not interpreted may write what an engine reads.
+
+    What its calls may change in place counts as changed.
+    """
+    parts = [part for node in nodes for part in ast.walk(node)]
+    awaits_others = any(isinstance(part, ast.Await) and not isinstance(part.value, ast.Call) for part in parts)
+    return awaits_others or not all(_only_reads(interpreter, part) for part in parts if isinstance(part, ast.Call))
 
 
-def _only_reads(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
-    """Return True if calling a function, given by its code, certainly writes nothing that an engine reads."""
+def _only_reads(interpreter: FunctionInterpreter, call: ast.Call) -> bool:
+    """Return True if a call, given by its code, certainly writes nothing that an engine reads."""
+    func = call.func
     if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *MUTATING_METHODS):
         return True
     root = func
     while isinstance(root, ast.Attribute):
         root = root.value
     symbol = interpreter.evaluate(func) if isinstance(root, ast.Name) else UNKNOWN_VALUE
-    if not isinstance(symbol, KnownValue):
+    if not isinstance(symbol, (KnownValue, LocalFunction)):
         return False
-    return _is_harmless(symbol.value) or any(symbol.value is pure for pure in CALLABLES)
+    if isinstance(symbol, KnownValue) and any(symbol.value is pure for pure in CALLABLES):
+        return True
+    return (isinstance(symbol, KnownValue) and _is_harmless(symbol.value)) or _only_asks(interpreter, symbol, call)
+
+
+def _only_asks(interpreter: FunctionInterpreter, func: KnownValue | LocalFunction, call: ast.Call) -> bool:
+    """Return True if a function runs no user code, whatever its arguments: it only asks models and retrievers."""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    for argument in arguments:
+        if isinstance(argument, ast.Name):
+            interpreter.mutations.add(interpreter.evaluate(argument))
+    if any(isinstance(argument, ast.Starred) for argument in arguments) or None in [one.arg for one in call.keywords]:
+        return False
+    keywords = {keyword.arg: UNKNOWN_VALUE for keyword in call.keywords if keyword.arg is not None}
+    trial = interpreter.fork(set(interpreter.draft.names))
+    trial.draft.created_models, trial.is_body = {}, True
+    _call(trial, func, Arguments((UNKNOWN_VALUE,) * len(call.args), keywords))
+    interpreter.mutations.update(trial.mutations)
+    interpreter.forget_attributes(trial)
+    return not trial.runs_user_code
 
 
 def _is_harmless(func: Any) -> bool:

@@ -114,7 +114,9 @@ def _exit_after_first_iteration(
     interpreter.forget_names(body if isinstance(node, ast.While) else [node.target, *body])
     if may_write(interpreter, body):
         interpreter.add_user_code()
-    may_leave = has_statement(body, (ast.Return, ast.Raise)) or node.orelse or isinstance(node, ast.While)
+    is_endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+    is_endless = is_endless and not has_statement(node.body, (ast.Break,))
+    may_leave = has_statement(body, (ast.Return, ast.Raise)) or node.orelse or is_endless
     return BlockExit.UNKNOWN if may_leave else BlockExit.FALLS_THROUGH
 
 

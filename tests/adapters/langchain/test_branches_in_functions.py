@@ -192,3 +192,128 @@ def test_calls_of_one_side_overlap_once_an_answer_has_chosen_it() -> None:
     assert result == expected
     assert fast.prompts == plain.prompts
     assert (plain.most_at_once, fast.most_at_once) == (1, 2)
+
+
+# ------------------------------------------------------------ loops that stop early
+
+
+def revise_until_good(model: Any) -> Runnable[Any, Any]:
+    draft, grade, revise = (ask(f"{word} {{input}}", model) for word in ("draft", "grade", "revise"))
+
+    def answer(inputs: dict[str, Any]) -> Any:
+        reply = draft.invoke(inputs)
+        for _ in range(3):
+            if "answer" in grade.invoke({"input": reply}):
+                break
+            reply = revise.invoke({"input": reply})
+        return [reply, model.invoke(f"title of {inputs['input']}").content]
+
+    return RunnableLambda(answer)
+
+
+class Editor:
+    """Drafts, grades and revises by methods of its own."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def _grade(self, reply: str) -> str:
+        return str(self._model.invoke(f"grade {reply}").content)
+
+    def answer(self, inputs: dict[str, Any]) -> Any:
+        reply, rounds = self._model.invoke(f"draft {inputs['input']}").content, 0
+        while rounds < 3:
+            if self._grade(reply) != "bad":
+                break
+            reply, rounds = self._model.invoke(f"revise {reply}").content, rounds + 1
+        return [reply, self._model.invoke(f"title of {inputs['input']}").content]
+
+
+def revise_by_methods(model: Any) -> Runnable[Any, Any]:
+    return RunnableLambda(Editor(model).answer)
+
+
+def revise_on_loop(model: Any) -> Runnable[Any, Any]:
+    draft, grade, revise = (ask(f"{word} {{input}}", model) for word in ("draft", "grade", "revise"))
+
+    async def answer(inputs: dict[str, Any]) -> Any:
+        reply = await draft.ainvoke(inputs)
+        for _ in range(3):
+            verdict = await grade.ainvoke({"input": reply})
+            if "answer" in verdict:
+                break
+            reply = await revise.ainvoke({"input": reply})
+        return [reply, (await model.ainvoke(f"title of {inputs['input']}")).content]
+
+    return RunnableLambda(lambda inputs: None, afunc=answer)
+
+
+LOOPS: dict[str, tuple[Build, str]] = {
+    "chains": (revise_until_good, "invoke"),
+    "methods": (revise_by_methods, "invoke"),
+    "coroutines": (revise_on_loop, "ainvoke"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_calls_behind_a_loop_that_stops_early_overlap_it(name: str) -> None:
+    build, way = LOOPS[name]
+    plain, fast = HostedModel(), HostedModel()
+    expected = observe(build(plain), way, WITH_HISTORY)
+
+    result = observe(accelerate(build(fast)), way, WITH_HISTORY)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert (plain.most_at_once, fast.most_at_once) == (1, 2)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_error_in_a_loop_that_stops_early_is_the_originals(name: str) -> None:
+    build, way = LOOPS[name]
+    plain, fast = HostedModel(fails_on="grade"), HostedModel(fails_on="grade")
+
+    assert observe(accelerate(build(fast)), way, WITH_HISTORY) == observe(build(plain), way, WITH_HISTORY)
+
+
+def loop_with_its_own_code(model: Any) -> Runnable[Any, Any]:
+    def is_good(reply: str) -> bool:
+        with open("/dev/null") as file:
+            return not file.read()
+
+    def answer(inputs: dict[str, Any]) -> Any:
+        reply = model.invoke(f"draft {inputs['input']}").content
+        for _ in range(3):
+            if is_good(reply):
+                break
+            reply = model.invoke(f"revise {reply}").content
+        return [reply, model.invoke(f"title of {inputs['input']}").content]
+
+    return RunnableLambda(answer)
+
+
+def loop_that_fills_a_list(model: Any) -> Runnable[Any, Any]:
+    def note(notes: list[str], reply: str) -> None:
+        notes.append(reply)
+
+    def answer(inputs: dict[str, Any]) -> Any:
+        notes = ["first"]
+        for number in range(3):
+            if "2" in model.invoke(f"grade {inputs['input']} {number}").content:
+                break
+            note(notes, f"note {number}")
+        return model.invoke(f"sum up {', '.join(notes)}").content
+
+    return RunnableLambda(answer)
+
+
+@pytest.mark.parametrize("build", [loop_with_its_own_code, loop_that_fills_a_list])
+def test_requests_behind_a_loop_that_changes_something_are_the_originals(build: Build) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = observe(build(plain), "invoke", WITH_HISTORY)
+
+    result = observe(accelerate(build(fast)), "invoke", WITH_HISTORY)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once == 1
