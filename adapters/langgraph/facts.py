@@ -117,7 +117,7 @@ class GraphFacts:
         `has_pool`: the node holds pool-backed objects.
         """
         draft, visited = self._visited[node.name]
-        calls = tuple(self._rows(node, draft))
+        calls = (*self._rows(node, draft), *self._router_rows(node))
         level, reason = _level(node, draft, visited, has_pool)
         agent = agent_model(self.graph)
         if agent is not None and agent.node == node.name:
@@ -192,15 +192,40 @@ class GraphFacts:
 
     def _rows(self, node: NodeShape, draft: Draft) -> Iterator[CallRow]:
         """Yield a row for each place in a node that makes calls."""
+        yield from self._call_rows(node, draft)
+        left = self.code_sites.left.items()
+        names = f"{node.name}:", f"{node.name}.", f"graph.{node.name}."
+        node_rows = {path: one for path, one in left if path.startswith(names)}
+        yield from left_rows({**node_rows, **created_models(draft.created_models)}, draft.sources)
+
+    def _router_rows(self, node: NodeShape) -> Iterator[CallRow]:
+        """Yield a row for each call of the functions of the node's conditional edges, which run behind the node."""
+        shape, draft = self._shape, Draft()
+        if shape is None or shape.is_function:
+            return
+        state = Ref(INPUT).at(STATE)
+        fields = Fields({field: state.at(field) for field in shape.update_rules}, attributes=True)
+        for branch in node.branches:
+            if branch.path is not None:
+                decide = partial(self._decide, node=node.name)
+                lower_node(draft, branch.path, fields, f"{node.name}.next", decide, self._find_leaves)
+        yield from self._call_rows(node, draft, is_router=True)
+
+    def _call_rows(self, node: NodeShape, draft: Draft, *, is_router: bool = False) -> Iterator[CallRow]:
+        """Yield a row for each call in a draft: of a node, or of the functions that choose what runs behind it."""
         components = [component for component in draft.components.values() if uses_engine(component)]
         for component in components:
-            is_first = component is components[0]
+            is_first = component is components[0] and not is_router
             start, explanation = self._start(node, component, is_first)
             status = Status.PREFETCHED
             if not start and explanation is None:
                 start, status = self._speculative_start(component.name), Status.SPECULATIVE
             if not start and explanation is None:
-                explanation = self._reason_in_place(node, component.name, is_first)
+                explanation = (
+                    self._reason_of_router(node, component)
+                    if is_router
+                    else self._reason_in_place(node, component.name, is_first)
+                )
             if start and node.name in self._nodes_with_settings:
                 start += OTHER_SETTINGS
             if start and self.is_off:
@@ -218,10 +243,6 @@ class GraphFacts:
                     self._named_prompt(component) if leaf is component else (),
                     None if site is None else site.counts,
                 )
-        left = self.code_sites.left.items()
-        names = f"{node.name}:", f"{node.name}.", f"graph.{node.name}."
-        node_rows = {path: one for path, one in left if path.startswith(names)}
-        yield from left_rows({**node_rows, **created_models(draft.created_models)}, draft.sources)
 
     def _named_prompt(self, call: Component) -> tuple[PromptPart, ...]:
         """Return the prompt of a generation, with variables by the names of what fills them."""
@@ -363,6 +384,22 @@ class GraphFacts:
         if reduced and any(name in (self._visited[one.name][1].updates or ()) for one in previous for name in reduced):
             return Explanation(Reason.REDUCER, tuple(reduced))
         return Explanation(Reason.IN_ITS_NODE if is_first else Reason.BEHIND_OTHERS)
+
+    def _reason_of_router(self, node: NodeShape, call: Component) -> Explanation:
+        """Say why a call of a conditional edge's function starts in its place."""
+        if self._is_left(call):
+            return Explanation(Reason.STREAMED)
+        visited = self._visited[node.name][1]
+        if visited.pauses:
+            return Explanation(Reason.INTERRUPTED_BEFORE)
+        if visited.changes_objects:
+            return Explanation(Reason.OBJECTS_CHANGED, (node.name,))
+        if needs := self._waits_from(node.name, call.name):
+            return Explanation(Reason.NEEDS_RESULTS, tuple(needs))
+        if visited.updates is None:
+            source = self._visited[node.name][0].sources.get(f"{node.name}.code", "")
+            return Explanation(Reason.UNKNOWN_UPDATES, (node.name,), source)
+        return Explanation(Reason.BEHIND_OTHERS)
 
     def _explain_undedicated(self, call: str) -> Explanation | None:
         """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
