@@ -428,31 +428,16 @@ def _changed_by(method: FunctionType) -> frozenset[str]:
     return _changed_attributes(method.__code__)
 
 
-def changed_lists(step: WorkflowStep) -> frozenset[str]:
-    """Return the attributes of a workflow with lists and the like that a step changes by a method, as `append` does.
-
-    The step may do so itself, or in methods of the workflow that it calls.
-    """
-    workflow = getattr(step.function, "__self__", None)
-    changed_names, called_names, pending = set[str](), set[str](), [_code_of(step.function)]
-    while pending:
-        changed, called = _method_uses(code) if (code := pending.pop()) is not None else (_NO_KEYS, _NO_KEYS)
-        changed_names |= changed
-        pending += [_code_of(inspect.getattr_static(type(workflow), name, None)) for name in called - called_names]
-        called_names |= called
-    values = getattr(workflow, "__dict__", {})
-    return frozenset(name for name in changed_names if type(values.get(name)) in (list, dict, set))
-
-
 # ------------------------------------------------------------ reading source
 
 
-def _code_of(function: Any) -> CodeType | None:
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a function or a method; None if it is neither."""
     return getattr(getattr(function, "__func__", function), "__code__", None)
 
 
 def _definition(step: WorkflowStep) -> ast.AST | None:
-    code = _code_of(step.function)
+    code = code_of(step.function)
     return None if code is None else source_of(code)
 
 
@@ -475,7 +460,7 @@ def _sends_start_events(steps: Mapping[str, WorkflowStep]) -> bool:
 
 
 def _store_use_of_step(step: WorkflowStep) -> StoreUse:
-    code = _code_of(step.function)
+    code = code_of(step.function)
     return _ANY if code is None else _store_use(code, step.context_name)
 
 
@@ -554,22 +539,7 @@ def _changed_attributes(code: CodeType) -> frozenset[str]:
     if definition is None or not owner:
         return _NO_KEYS
     return frozenset(
-        name for node in ast.walk(definition) for changed in _changed(node) for name in _attribute_of(changed, owner[0])
-    )
-
-
-@lru_cache(maxsize=1024)
-def _method_uses(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the attributes that a method changes by calling a method of their values, and methods that it calls."""
-    definition, owner = source_of(code), code.co_varnames[:1]
-    if definition is None or not owner:
-        return _NO_KEYS, _NO_KEYS
-    calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
-    methods = [func for func in calls if isinstance(func, ast.Attribute)]
-    changed = [func.value for func in methods if func.attr in MUTATING_METHODS]
-    return (
-        frozenset(name for value in changed for name in _attribute_of(value, owner[0])),
-        frozenset(func.attr for func in methods if isinstance(func.value, ast.Name) and func.value.id == owner[0]),
+        name for node in ast.walk(definition) for changed in _changed(node) for name in attribute_of(changed, owner[0])
     )
 
 
@@ -581,7 +551,7 @@ def _changed(node: ast.AST) -> Iterator[ast.expr]:
         yield node.func.value
 
 
-def _attribute_of(node: ast.expr, owner: str) -> Iterator[str]:
+def attribute_of(node: ast.expr, owner: str) -> Iterator[str]:
     """Yield `name` of `owner.name`, or of what lies in it."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner:

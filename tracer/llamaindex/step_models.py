@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ _RAW = "raw"
 """Key of the object that a structured answer is."""
 _WHOLE_ANSWERS = ("complete", "chat", "predict")
 _STRUCTURED_PREDICT = "structured_predict"
-_CALLS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
+LLM_METHODS = frozenset((*PUBLIC_METHODS, *STREAMING_METHODS, *STRUCTURED_METHODS, "predict", "apredict", "stream"))
 """Methods of an LLM that call its provider. Those that are not understood keep their place, and change nothing."""
 _SERIALIZERS = ("field_serializers", "model_serializers", "computed_fields")
 _SCHEMA_METHODS = ("model_json_schema", "__get_pydantic_json_schema__", "__get_pydantic_core_schema__")
@@ -67,6 +67,17 @@ class Answer:
 
     def __init__(self, **fields: Any) -> None:
         raise UnfitValue("the graph has no more of an answer than its text and its nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadCall:
+    """A call in a step that is not read: it keeps its place."""
+
+    class_name: str = ""
+    """The class of the workflow, model or engine that is called; empty if the step waits for an event."""
+    method: str = ""
+    """The method of a model or an engine. Empty for a run of a workflow, behind which nothing is known."""
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,14 @@ class ModelRules:
 
     own_models: OwnModels
     guards: list[Guard] = field(default_factory=list)
+    unread_calls: dict[str, UnreadCall] = field(default_factory=dict)
+    """Calls that are not read, by `file:line`."""
+
+    def note_unread(self, interpreter: FunctionInterpreter, call: UnreadCall) -> None:
+        """Note that the call in the line that is interpreted now is not read."""
+        if interpreter.frame.code is not None:
+            source = f"{interpreter.frame.code.co_filename}:{interpreter.line}"
+            self.unread_calls[source] = replace(call, step=interpreter.name)
 
     def find(self, owner: Symbol, name: str) -> Rule | None:
         """Return the rule for a method of an LLM, of a prompt or of an answer, or for creating one."""
@@ -127,7 +146,7 @@ class ModelRules:
         if is_instance(target, LLM):
             if name == "as_structured_llm" and not has_own_structured_code(target):
                 return partial(self._structured_llm, target)
-            return partial(self._call_llm, target, name) if name in _CALLS else None
+            return partial(self._call_llm, target, name) if name in LLM_METHODS else None
         if is_instance(target, BasePromptTemplate) and name in ("format", "format_messages", "partial_format"):
             return partial(_format_prompt, target, name)
         return None
@@ -167,8 +186,9 @@ class ModelRules:
             elif method in _WHOLE_ANSWERS and not interpreter.has_changed(llm):
                 result = self._call_for_text(llm, name, interpreter, arguments)
             else:
-                return UNKNOWN_VALUE
+                raise NotUnderstood("a call in a form that is not prefetched")
         except NotUnderstood:
+            self.note_unread(interpreter, UnreadCall(type(llm).__name__, name))
             return UNKNOWN_VALUE
         return AwaitableValue(result) if is_async else result
 

@@ -7,10 +7,11 @@ template has the values of the first step's event and, by key, those that the co
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from types import NoneType
+from functools import lru_cache, partial
+from types import CodeType, NoneType
 from typing import Any, cast, get_args, get_origin
 
 from llama_index.core import Settings, VectorStoreIndex
@@ -41,11 +42,11 @@ from teola_plugin.tracer.functions import (
 from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
-from teola_plugin.tracer.functions.mutations import Mutations
+from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.operations import is_text
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
-from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value
+from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value, word_set
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
@@ -55,9 +56,18 @@ from teola_plugin.tracer.llamaindex.step_data import (
     Rule,
     StoreRules,
     StoreStandIn,
-    changed_lists,
+    attribute_of,
+    code_of,
 )
-from teola_plugin.tracer.llamaindex.step_models import TEXT, Answer, ModelRules, compute, text_if_any
+from teola_plugin.tracer.llamaindex.step_models import (
+    LLM_METHODS,
+    TEXT,
+    Answer,
+    ModelRules,
+    UnreadCall,
+    compute,
+    text_if_any,
+)
 from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
@@ -67,6 +77,12 @@ _HARMLESS_ATTRIBUTES = frozenset(("store", "write_event_to_stream", "wait_for_ev
 _VALIDATORS = ("validators", "field_validators", "root_validators", "model_validators")
 _ARGUMENTS = "**"
 """Key of the arguments of an event that a step makes, which are not its fields before they are validated."""
+_CALLING_METHODS = LLM_METHODS | word_set(
+    "query aquery chat_with_tools achat_with_tools predict_and_call apredict_and_call retrieve aretrieve synthesize",
+    "asynthesize get_response aget_response postprocess_nodes apostprocess_nodes run arun call acall create invoke",
+    "ainvoke generate agenerate get_text_embedding aget_text_embedding get_query_embedding aget_query_embedding",
+)
+"""Names of methods that call models, or run what may call some."""
 MAX_STEPS = 24
 """Length of the longest path of steps, one after the other, that is traced."""
 
@@ -112,14 +128,6 @@ class Collection:
     buffer: str
     expected: Classes
     """Returns the classes of the events that it waits for, by the template's input."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadCall:
-    """A call in a step that is not read, and behind which nothing is known."""
-
-    class_name: str = ""
-    """The class of the workflow or agent that it runs; empty if it waits for an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +191,9 @@ def trace_steps(
     _drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
-    return TracedSteps(calls, traced, tuple(reader.models.guards), data, tuple(reader.collections), reader.unread_calls)
+    return TracedSteps(
+        calls, traced, tuple(reader.models.guards), data, tuple(reader.collections), reader.models.unread_calls
+    )
 
 
 def _next_step(steps: Mapping[str, WorkflowStep], kind: type) -> WorkflowStep | None:
@@ -220,7 +230,7 @@ def _sends_events(step: WorkflowStep) -> bool:
 
 def _context_attributes(step: WorkflowStep) -> list[str] | None:
     """Return the attributes of its context that a step reads; None if its source does not show all uses of it."""
-    code = getattr(getattr(step.function, "__func__", step.function), "__code__", None)
+    code = code_of(step.function)
     definition = None if code is None else source_of(code)
     if definition is None:
         return None
@@ -305,7 +315,6 @@ class _StepReader:
     sends_events: bool = False
     """True once a step sends events in other ways than by returning one."""
     collections: list[Collection] = field(default_factory=list)
-    unread_calls: dict[str, UnreadCall] = field(default_factory=dict)
     _number_of_collections: int = 0
     _changed_lists: frozenset[str] = frozenset()
     """Attributes of the workflow whose lists the steps so far have changed."""
@@ -364,20 +373,16 @@ class _StepReader:
 
     def _wait(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Stop where the step may wait for an event, after which it begins anew."""
-        self._note_unread(interpreter, UnreadCall())
+        self.models.note_unread(interpreter, UnreadCall())
         raise OutOfFuel
 
     def _run_workflow(self, class_name: str, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret the run of a workflow or an agent, whose steps and tools may do anything."""
-        self._note_unread(interpreter, UnreadCall(class_name))
+        self.models.note_unread(interpreter, UnreadCall(class_name))
         interpreter.add_user_code()
         for item in arguments.all_items():
             interpreter.mutations.add(item.iterable if isinstance(item, Spread) else item)
         return UNKNOWN_VALUE
-
-    def _note_unread(self, interpreter: FunctionInterpreter, call: UnreadCall) -> None:
-        if interpreter.frame.code is not None:
-            self.unread_calls[f"{interpreter.frame.code.co_filename}:{interpreter.line}"] = call
 
     def _collect(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret `collect_events`, whose events are known if they were there when the step began."""
@@ -436,7 +441,7 @@ class _StepReader:
                 fields = {"response": response, "source_nodes": answer.nodes or UNKNOWN_VALUE, TEXT: written}
                 result = Instance(Answer, fields)
         except (NotUnderstood, Unreadable):
-            pass
+            self.models.note_unread(interpreter, UnreadCall(type(part).__name__, name))
         self.models.guards += lowering.guards
         interpreter.append_span(draft.span(tuple(key for key in draft.components if key not in before)))
         return AwaitableValue(result) if is_async else result
@@ -510,3 +515,65 @@ def _read_content(owner: Ref, name: str, interpreter: FunctionInterpreter, argum
         return str(getattr(node, name)(**options))
 
     return compute(interpreter, "content", on_loop(content), {"node": owner})
+
+
+# ------------------------------------------------------------ what methods of a workflow use
+
+
+@dataclass(frozen=True, slots=True)
+class _MethodUses:
+    """The names that the source of a method of a workflow uses."""
+
+    changed_by_method: frozenset[str]
+    """Attributes of the workflow whose values it changes by a method, as `append` does."""
+    own_calls: frozenset[str]
+    """Methods of the workflow that it calls."""
+    all_calls: frozenset[str]
+    """Functions and methods of any object that it calls."""
+
+
+@lru_cache(maxsize=1024)
+def _method_uses(code: CodeType) -> _MethodUses | None:
+    """Return the names that the source of a method uses; None if it has none."""
+    definition, owner = source_of(code), "".join(code.co_varnames[:1])
+    if definition is None:
+        return None
+    calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    methods = [func for func in calls if isinstance(func, ast.Attribute)]
+    changed = [func.value for func in methods if func.attr in MUTATING_METHODS]
+    return _MethodUses(
+        frozenset(name for value in changed for name in attribute_of(value, owner)),
+        frozenset(func.attr for func in methods if isinstance(func.value, ast.Name) and func.value.id == owner),
+        frozenset(func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls),
+    )
+
+
+def changed_lists(step: WorkflowStep) -> frozenset[str]:
+    """Return the attributes of a workflow with lists and the like that a step changes by a method, as `append` does.
+
+    The step may do so itself, or in functions and methods of the user's that it calls.
+    """
+    values = getattr(getattr(step.function, "__self__", None), "__dict__", {})
+    names = [name for uses in _uses_of_methods(step) for name in uses.changed_by_method]
+    return frozenset(name for name in names if type(values.get(name)) in (list, dict, set))
+
+
+def may_call_models(step: WorkflowStep) -> bool:
+    """Return False if the names of what a step calls, also in functions of the user's, show no call of a model."""
+    uses = list(_uses_of_methods(step))
+    return not uses or any(not one.all_calls.isdisjoint(_CALLING_METHODS) for one in uses)
+
+
+def _uses_of_methods(step: WorkflowStep) -> Iterator[_MethodUses]:
+    """Yield what a step does, and each function and method of the user's that it calls, as far as names show them."""
+    kind = type(getattr(step.function, "__self__", None))
+    pending, seen = [step.function], set[CodeType]()
+    while pending:
+        function = getattr(function := pending.pop(), "__func__", function)
+        code = code_of(function)
+        uses = None if code is None or code in seen or is_framework_code(function) else _method_uses(code)
+        if uses is not None and code is not None:
+            seen.add(code)
+            yield uses
+            pending += [inspect.getattr_static(kind, name, None) for name in uses.own_calls]
+            pending += [getattr(function, "__globals__", {}).get(name) for name in uses.all_calls]

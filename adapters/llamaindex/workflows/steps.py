@@ -59,12 +59,13 @@ from teola_plugin.tracer.llamaindex.step_data import (
     changing_attributes,
     class_names,
 )
+from teola_plugin.tracer.llamaindex.step_models import UnreadCall
 from teola_plugin.tracer.llamaindex.steps import (
     MAX_COLLECTED,
     Collected,
     StepSituation,
     TracedSteps,
-    UnreadCall,
+    may_call_models,
     runs_alone,
     trace_steps,
 )
@@ -243,8 +244,9 @@ class StepPlans:
         keys = ((prefix, key) for prefix, plan in plans if plan is not None for key in plan.prefetched - plan.useless)
         lookahead_keys = {key for prefix, key in keys if not key.startswith(prefix)}
         for name in names:
-            plan = self._largest_plan(name, is_alone=False)
-            for row in rows_of_sites(plan.steps.traced, plan.prefetched, plan.sites):
+            plan = self._largest_plan(name, is_alone=name in self.run_alone)
+            site_rows = rows_of_sites(plan.steps.traced, plan.prefetched, plan.sites)
+            for row in (one for one in site_rows if one.name.startswith(f"{name}.")):
                 if row.status is Status.IN_PLACE and row.name in lookahead_keys:
                     yield replace(row, status=Status.PREFETCHED, explanation=None, start="while steps before it run")
                 else:
@@ -252,11 +254,19 @@ class StepPlans:
                         replace(row, explanation=Explanation(Reason.IN_ITS_STEP)) if row.reason is Reason.FIRST else row
                     )
             traced = plan.steps.traced
-            yield from left_rows(created_models(traced.created_models), traced.sources)
+            created = {key: model for key, model in traced.created_models.items() if key.startswith(f"{name}:")}
+            yield from left_rows(created_models(created), traced.sources)
+            unread_calls = {key: one for key, one in plan.steps.unread_calls.items() if one.step == name}
             source = traced.sources.get(f"{name}.code")
-            if source is not None and not traced.created_models:
-                explanation = _why_unread(plan.steps.unread_calls.get(source))
+            may_call = source in unread_calls or may_call_models(self.steps[name])
+            if source is not None and not created and may_call:
+                explanation = _why_unread(unread_calls.get(source))
                 yield CallRow(name, Status.NOT_SEEN, source=source, explanation=explanation)
+            read_lines = {traced.sources.get(key) for key in plan.sites}
+            for line, call in unread_calls.items():
+                if call.method and line not in read_lines:
+                    explanation = Explanation(Reason.UNREAD_CALL)
+                    yield CallRow(f"{name}.{call.method}", Status.IN_PLACE, call.class_name, line, "", explanation)
         for name, inner in self.inner.items():
             yield from (replace(row, name=f"{name}.{row.name}") for row in inner.rows())
 
@@ -268,7 +278,7 @@ def _is_plain_workflow(value: Any) -> bool:
 
 def _why_unread(call: UnreadCall | None) -> Explanation:
     """Return why nothing is known behind a place in a step's code. `call`: the call there, if it is a known one."""
-    if call is None:
+    if call is None or call.method:
         return Explanation(Reason.UNKNOWN_CODE)
     if not call.class_name:
         return Explanation(Reason.WAITS_FOR_EVENT)
