@@ -15,7 +15,10 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.memory import BaseMemory
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, RichPromptTemplate
+from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
 from pydantic import BaseModel
 
 from teola_plugin.graph import Attributes, Component, Ref, Role, UnfitValue, on_loop
@@ -67,6 +70,22 @@ class Answer:
 
     def __init__(self, **fields: Any) -> None:
         raise UnfitValue("the graph has no more of an answer than its text and its nodes")
+
+
+class _CreatedPart(Answer):
+    """Stands for a synthesizer or a postprocessor that a step creates."""
+
+
+_PARTS: tuple[tuple[type, frozenset[str]], ...] = (
+    (BaseSynthesizer, word_set("synthesize asynthesize get_response aget_response")),
+    (BaseNodePostprocessor, word_set("postprocess_nodes apostprocess_nodes")),
+    (
+        BaseMemory,
+        word_set("put aput put_messages aput_messages get aget get_all aget_all set aset reset areset"),
+    ),
+)
+"""Classes of LlamaIndex's parts, and their methods that change nothing which a model or a search reads: they keep their
+place, and nothing is known of what they return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +157,17 @@ class ModelRules:
             return lambda interpreter, arguments: owner.fields.get(TEXT, UNKNOWN_VALUE)
         if isinstance(owner, DataObject) and name in ("model_dump", "model_dump_json", "model_copy"):
             return _ignore if is_framework_code(getattr(owner.kind, name, None)) else None
+        if isinstance(owner, Instance) and owner.kind is _CreatedPart:
+            return _rule_of_part(name) if any(name in methods for _, methods in _PARTS) else None
         if not isinstance(owner, KnownValue):
             return None
         target = owner.value
         if is_instance(target, type):
             return self._rule_of_class(target, name)
+        if target is get_response_synthesizer and name == "__call__":
+            return _create_part
+        if any(is_instance(target, kind) and name in methods for kind, methods in _PARTS):
+            return _rule_of_part(name) if _is_part_of_framework(target) else None
         if is_instance(target, LLM):
             if name == "as_structured_llm" and not has_own_structured_code(target):
                 return partial(self._structured_llm, target)
@@ -157,6 +182,8 @@ class ModelRules:
             return {"__call__": partial(_make_message, "content"), "from_str": partial(_make_message, "role")}.get(name)
         if (kind in _TEMPLATES and name == "__call__") or (kind is ChatPromptTemplate and name == "from_messages"):
             return partial(_make_template, kind if name == "__call__" else kind.from_messages)
+        if name == "__call__" and is_subclass(kind, BaseSynthesizer, BaseNodePostprocessor) and is_framework_code(kind):
+            return _create_part
         return partial(self._create_llm, kind) if is_subclass(kind, LLM) and name == "__call__" else None
 
     def _create_llm(self, kind: Any, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
@@ -447,6 +474,34 @@ def _format_prompt(template: Any, method: str, interpreter: FunctionInterpreter,
         return getattr(prompt, method)(**values)
 
     return compute(interpreter, "prompt", formatted, refs)
+
+
+# ------------------------------------------------------------ synthesizers, postprocessors, memories
+
+
+def _is_part_of_framework(part: Any) -> bool:
+    """Return True for an object of one of LlamaIndex's classes, without methods or a chat store of the user's."""
+    attributes = getattr(part, "__dict__", {})
+    store = attributes.get("chat_store")
+    is_unchanged = not any(name in attributes for _, methods in _PARTS for name in methods)
+    return is_unchanged and is_framework_code(type(part)) and (store is None or is_framework_code(type(store)))
+
+
+def _rule_of_part(method: str) -> Rule:
+    return partial(_call_part, 0 if method.endswith("postprocess_nodes") else 1)
+
+
+def _create_part(interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    return Instance(_CreatedPart, {})
+
+
+def _call_part(index: int, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
+    """Interpret a call that is not read. It may change its nodes, such as their scores.
+
+    `index`: where the nodes are among the arguments, unless they have a name.
+    """
+    interpreter.mutations.add(arguments.get("nodes", index) or UNKNOWN_VALUE)
+    return UNKNOWN_VALUE
 
 
 # ------------------------------------------------------------ values that are computed
