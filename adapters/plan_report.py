@@ -47,7 +47,7 @@ class Reason(Enum):
     WAITS_FOR_EVENT = "it waits for an event, after which its step begins anew, so calls behind it are not known before"
     RUNS_WORKFLOW = "it runs {names}, whose steps and tools may do anything, so calls behind it are not known before"
     UNKNOWN_CODE = "this code is not understood, so its calls, and those behind it, are known only at run time"
-    UNREAD_CALL = "what it is called with is not understood before, or it is called in a form that is not prefetched"
+    UNREAD_CALL = "its arguments, or the form in which it is called, are not understood before it is made"
     REDUCER = "the reducer of {names} is code of your own, so what it makes of an update is not known"
     IN_ITS_STEP = "its input is known only when its step begins"
     IN_ITS_NODE = "its input is known only when its node begins"
