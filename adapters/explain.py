@@ -367,7 +367,7 @@ def call_rows(
             yield CallRow(
                 leaf.name,
                 prefetch_status if start else Status.IN_PLACE,
-                leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
+                leaf.engine or leaf.embedder if site is None else type(getattr(site, "provider", site.target)).__name__,
                 traced.sources.get(leaf.name) or paths.get(leaf.name, "" if key == leaf.name else key),
                 start,
                 explanation,

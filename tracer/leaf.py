@@ -19,13 +19,13 @@ PERMISSION = Effect("permission")
 _OWN_STORE = "store:"
 
 
-def search_effect(retriever: object) -> Effect:
-    """Return the effect of a search by a retriever of the user's own: it reads a store that any code may write to."""
-    return Effect(f"{_OWN_STORE}{id(retriever)}")
+def search_effect(searched: object) -> Effect:
+    """Return the effect of a search by the user's own retriever or store: it reads what any code may write to."""
+    return Effect(f"{_OWN_STORE}{id(searched)}")
 
 
 def searches_own_store(component: Component) -> bool:
-    """Return True if a component, or a body that it runs, searches by a retriever of the user's own."""
+    """Return True if a component, or a body that it runs, searches by a retriever or a store of the user's own."""
     bodies = [body for body in (component.body, component.otherwise) if body is not None]
     is_search = any(effect.resource.startswith(_OWN_STORE) for effect in component.effects)
     return is_search or any(searches_own_store(inner) for body in bodies for inner in body.components)
@@ -142,14 +142,14 @@ class EmbeddingLeaf:
 
 @dataclass(frozen=True, slots=True)
 class WrappedLeaf:
-    """The user's own model or retriever: called as it is, where the original would call it.
+    """The user's own model, retriever, vector store or embeddings: called as it is, where the original would call it.
 
-    The value of its component is what the object returns (a message, a text, documents).
+    The value of its component is what the object returns (a message, a text, documents, a vector).
     """
 
     key: str
     """Name of the call site."""
-    kind: Literal["generation", "retrieval"]
+    kind: Literal["generation", "retrieval", "embedding"]
     payload: Callable[[Any], Any]
     """Framework input -> the engine's payload."""
     effects: tuple[Effect, ...] = ()

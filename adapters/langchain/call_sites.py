@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import LLM, BaseChatModel, BaseLLM, FakeListLLM
 from langchain_core.language_models.fake_chat_models import (
     FakeListChatModel,
@@ -25,7 +26,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.retry import RunnableRetry
-from langchain_core.vectorstores import VectorStoreRetriever
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 from teola_plugin.adapters.langchain.composites import Node, parts
 from teola_plugin.adapters.langchain.prefetching import CallSite
@@ -37,7 +38,7 @@ from teola_plugin.shims.langchain import handlers_in, listens_to_ends, streams
 from teola_plugin.tracer.functions import function_reader
 from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_recording
-from teola_plugin.tracer.langchain.classes import is_pool_backed
+from teola_plugin.tracer.langchain.classes import ProviderMethod, is_pool_backed, is_search, provider_of
 from teola_plugin.tracer.langchain.equivalents import retriever_per_query
 from teola_plugin.tracer.langchain.trace import ReadFunction
 from teola_plugin.tracer.leaf import PERMISSION, WrappedLeaf, search_effect
@@ -52,6 +53,8 @@ _ASYNC: tuple[tuple[type, str], ...] = (
     (LLM, "_acall"),
     (BaseLLM, "_agenerate"),
     (BaseChatModel, "_agenerate"),
+    (Embeddings, "aembed_query"),
+    (VectorStore, "asimilarity_search"),
 )
 """The method by which a class says that it has async code of its own."""
 
@@ -75,7 +78,7 @@ class SiteCollector:
         self, node: Node, path: str, kwargs: Mapping[str, Any], config: RunnableConfig, *, is_mapped: bool = False
     ) -> Iterator[tuple[str, CallSite]]:
         """`is_mapped`: it stands inside of a `.map()`."""
-        if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever)):
+        if isinstance(node, (BaseChatModel, BaseLLM, BaseRetriever, ProviderMethod)):
             yield from self._leaf(node, path, kwargs, config, is_mapped)
         elif isinstance(node, RunnableBinding) or type(node) is RunnableRetry:
             is_late = not all(map(listens_to_ends, node.config_factories))  # what they make is known only in the call
@@ -107,12 +110,14 @@ class SiteCollector:
         If it must not be prefetched, the reason is noted instead. A multi-query retriever may yield one more site: for
         the retriever that it calls for each query.
         """
-        explanation = reason_against(node)
+        explanation, class_name = reason_against(node), type(provider_of(node)).__name__
         if explanation is None and is_mapped and not batches_by_calls(node):
-            explanation = Explanation(Reason.OWN_BATCHES, (type(node).__name__,))
-        if explanation is not None and not is_pool_backed(node):
-            self._left[path] = type(node).__name__, explanation
-        elif not is_pool_backed(node):
+            explanation = Explanation(Reason.OWN_BATCHES, (class_name,))
+        parts = (provider_of(node), _embeddings_of(node)) if isinstance(node, ProviderMethod) else (node,)
+        is_on_pool = any(map(is_pool_backed, parts))
+        if explanation is not None and not is_on_pool:
+            self._left[path] = class_name, explanation
+        elif not is_on_pool:
             yield path, CallSite(path, node, dict(kwargs), config, self._limit(node), mapped=is_mapped)
         retriever = retriever_per_query(node) if self._mapped and not kwargs else None
         if retriever is not None and eligible(retriever):
@@ -120,13 +125,13 @@ class SiteCollector:
             yield where, CallSite(where, retriever, {}, config, self._limit(retriever), mapped=True, within=path)
 
     def _limit(self, node: Node) -> ConcurrencyLimit | None:
-        store: Any = getattr(node, "vectorstore", None)
-        is_safe = self._threads.allows(node, HTTP_CLIENTS) or self._threads.is_named(store)
-        if type(node) is VectorStoreRetriever and self._threads.allows(store, STORES):
-            calls_users_code = any(map(callable, node.search_kwargs.values()))
-            embeddings = getattr(store, "embeddings", None)
-            is_safe |= self._threads.allows(embeddings, HTTP_CLIENTS) and not calls_users_code
-        return None if is_safe or concurrent(node) else limit_of(node)
+        provider: Any = provider_of(node)
+        store = provider if isinstance(provider, VectorStore) else getattr(node, "vectorstore", None)
+        is_safe = self._threads.allows(provider, HTTP_CLIENTS) or self._threads.is_named(store)
+        if (type(node) is VectorStoreRetriever or store is provider) and self._threads.allows(store, STORES):
+            calls_users_code = any(map(callable, getattr(node, "search_kwargs", {}).values()))
+            is_safe |= self._threads.allows(_embeddings_of(node), HTTP_CLIENTS) and not calls_users_code
+        return None if is_safe or concurrent(node) else limit_of(provider)
 
 
 _FORMS: Mapping[bool | None, Literal["sync", "async", "either"]] = {True: "async", False: "sync", None: "either"}
@@ -186,15 +191,26 @@ def reason_against(node: Any) -> Explanation | None:
 
     What stands above the provider methods is the framework's code, and no rate limiter, which would count a call twice.
     """
+    cache = "document_embedding_store" if getattr(node, "method", "") == "embed_documents" else "query_embedding_store"
+    embeddings, node = _embeddings_of(node), provider_of(node)
     names = (type(node).__name__,)
     if getattr(node, "rate_limiter", None) is not None:
         return Explanation(Reason.RATE_LIMITER, names)
+    if getattr(embeddings, cache, None) is not None:  # of `CacheBackedEmbeddings`: it may answer an equal call
+        return Explanation(Reason.CACHE, names)
     if not may_be_prefetched(node):
         is_ordered = isinstance(node, _STATEFUL)
         reason = Reason.ORDER if is_ordered else Reason.CACHE if getattr(node, "cache", None) else Reason.HANDLERS
         return Explanation(Reason.OWN_METHODS if _ABOVE_SEAM & vars(node).keys() else reason, names)
     cls: Any = type(node)
     return None if is_the_frameworks_above(cls) else Explanation(Reason.OWN_METHODS, names)
+
+
+def _embeddings_of(node: Any) -> Any:
+    """Return the embeddings that a search embeds its query with, or that are called themselves; None for models."""
+    provider = provider_of(node)
+    store = provider if isinstance(provider, VectorStore) else getattr(provider, "vectorstore", None)
+    return provider if isinstance(provider, Embeddings) else getattr(store, "embeddings", None)
 
 
 def may_be_prefetched(node: Any) -> bool:
@@ -222,9 +238,10 @@ def batches_by_calls(node: Node) -> bool:
 
 def concurrent(node: Any) -> bool:
     """Return True for an object with async code of its own, which is made for several calls at once."""
-    if any(_is_overridden(type(node), name) for base, name in _ASYNC if isinstance(node, base)):
+    provider = provider_of(node)
+    if any(_is_overridden(type(provider), name) for base, name in _ASYNC if isinstance(provider, base)):
         return True
-    return isinstance(node, VectorStoreRetriever) and _is_overridden(type(node.vectorstore), "asimilarity_search")
+    return isinstance(node, VectorStoreRetriever) and concurrent(node.vectorstore)
 
 
 def take_as_long(one: Any, other: Any) -> bool:
@@ -264,7 +281,9 @@ def prefetchable_at(
     if site is None or site.target is not node or dict(kwargs) != site.kwargs:
         return None
     key = site.key
-    if isinstance(node, BaseRetriever):
-        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (search_effect(node),))
+    if is_search(node):
+        effect = search_effect(provider_of(node))
+        return WrappedLeaf(key, "retrieval", lambda value: ProviderRequest(key, value), (effect,))
     effects = (PERMISSION,) if careful else ()
-    return WrappedLeaf(key, "generation", lambda value: ProviderRequest(key, value), effects)
+    kind: Any = "embedding" if isinstance(node, ProviderMethod) else "generation"
+    return WrappedLeaf(key, kind, lambda value: ProviderRequest(key, value), effects)

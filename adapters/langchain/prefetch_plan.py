@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.globals import get_debug, get_llm_cache
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import RunnableBinding, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langchain_core.runnables.utils import AddableDict
@@ -215,8 +215,8 @@ class PrefetchPlan:
     ) -> QueryCalls | None:
         """Return where provider calls of a query with this input and config are kept; None if nothing is prefetched."""
         prefetched = frozenset(key for key in self.prefetched_sites if self.sites[key].on_loop in (None, entry.on_loop))
-        models = any(not isinstance(self.sites[key].target, BaseRetriever) for key in prefetched)
-        classes = frozenset(type(site.target) for site in self.sites.values())
+        models = any(isinstance(self.sites[key].target, BaseLanguageModel) for key in prefetched)
+        classes = frozenset(type(site.provider) for site in self.sites.values())
         if self.max_concurrency is not None and config.get("max_concurrency") is None:
             config = merge_configs(config, {"max_concurrency": self.max_concurrency})
         prefetch_form = (
@@ -269,7 +269,7 @@ def own_calls(
     sites: Mapping[str, CallSite], prefetched: frozenset[str], left: Mapping[str, tuple[str, Explanation]]
 ) -> OwnCalls:
     """Return what the report says of the calls at these sites, some of them `prefetched`, and of what is `left`."""
-    waits = {key: site.target for key, site in sites.items() if site.limit is not None and site.limit.limit == 1}
+    waits = {key: site.provider for key, site in sites.items() if site.limit is not None and site.limit.limit == 1}
     explanations = {key: Explanation(Reason.NO_USE) for key, site in sites.items() if site.stays_in_place.is_set()}
     if get_debug() or get_llm_cache() is not None:
         explanations = dict.fromkeys(sites, Explanation(Reason.DEBUG if get_debug() else Reason.CACHE_OF_ALL))

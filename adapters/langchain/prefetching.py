@@ -28,6 +28,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
+from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.adapters.langchain.listening import runs_in
 from teola_plugin.adapters.langchain.prefetch_listener import listener_class
@@ -45,6 +46,7 @@ from teola_plugin.runtime.threads import daemon_threads, in_child
 from teola_plugin.shims import langchain as shims
 from teola_plugin.shims import langchain_interceptors
 from teola_plugin.shims.langchain_interceptors import live_scopes
+from teola_plugin.tracer.langchain.classes import provider_of
 
 open_calls: dict[str, QueryCalls] = {}
 """Provider calls of live queries, by query id."""
@@ -67,8 +69,8 @@ def find_scope(target: Any, run_manager: Any) -> CallScope | None:
     """Return on whose behalf a provider method of `target` is called here; None outside every query."""
     scope = prefetch_scope.get()
     executed = executing.get()
-    if executed is target or (executed is not None and isinstance(target, Embeddings)):
-        return None  # what embeds for a retriever is part of its call
+    if executed is target or (executed is not None and isinstance(target, (Embeddings, VectorStore))):
+        return None  # what embeds and searches for a retriever is part of its call
     if scope is not None:
         return scope
     for run in _runs_here(run_manager):
@@ -100,7 +102,7 @@ def current_calls(run: Any) -> ProviderCallTable | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSite:
-    """A model or retriever of the user's own at its place in a chain."""
+    """A model or retriever of the user's own at its place in a chain, or a call of a store or embeddings in code."""
 
     key: str
     target: Runnable[Any, Any]
@@ -123,6 +125,11 @@ class CallSite:
     """Set once a prefetch was of no use: the object changed what it was called with, or the original succeeded and
     made another call. From then on nothing is prefetched here."""
     counts: PrefetchCounts = field(default_factory=PrefetchCounts)
+
+    @property
+    def provider(self) -> Any:
+        """The object whose provider method is called."""
+        return provider_of(self.target)
 
 
 class EntryPoint(NamedTuple):
@@ -194,7 +201,7 @@ class QueryCalls:
         self.sites = sites
         self._inherited = _inherited(config)
         self.table = ProviderCallTable(self._limits_of, self._note_call, self._asks_for)
-        self.classes = frozenset(type(site.target) for site in sites.values())
+        self.classes = frozenset(type(site.provider) for site in sites.values())
         self.original = CallScope(self.table, Caller.ORIGINAL, copied)
         self._prefetched, self._required_inputs, self._unread = prefetched, required_inputs, unread
         self._limit, self._form = limit, form
@@ -236,7 +243,7 @@ class QueryCalls:
             if new:
                 self.sites = {**self.sites, **new}
                 self._prefetched |= new.keys()
-                self.classes |= {type(site.target) for site in new.values()}
+                self.classes |= {type(site.provider) for site in new.values()}
 
     def note_new_part(self) -> int:
         """Note that a part of the query begins now. Return the number of the original's calls before it."""
@@ -432,16 +439,16 @@ class QueryCalls:
     # ------------------------------------------------------------ the original's side
 
     def _limits_of(self, target: Any) -> list[ConcurrencyLimit]:
-        limits = {id(site.limit): site.limit for site in self.sites.values() if site.target is target and site.limit}
+        limits = {id(site.limit): site.limit for site in self.sites.values() if site.provider is target and site.limit}
         return [*limits.values(), *([self._limit] if self._limit is not None else [])]
 
     def _asks_for(self, payload: Any, target: Any) -> bool:
-        return self.sites[payload.site].target is target
+        return self.sites[payload.site].provider is target
 
     def _note_call(self, target: Any, is_made: bool) -> None:
         """Note a call of the original. If it makes the call itself, drop what was prefetched of this object for other
         arguments: the planner was wrong about them."""
-        sites = [site for site in self.sites.values() if site.target is target]
+        sites = [site for site in self.sites.values() if site.provider is target]
         if any(site.mapped or site.in_code for site in sites):
             return
         with self._lock:

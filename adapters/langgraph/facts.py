@@ -235,7 +235,7 @@ class GraphFacts:
                 yield CallRow(
                     leaf.name,
                     status if start else Status.IN_PLACE,
-                    leaf.engine or leaf.embedder if site is None else type(site.target).__name__,
+                    leaf.engine or leaf.embedder if site is None else type(site.provider).__name__,
                     draft.sources.get(leaf.name, ""),
                     start,
                     explanation,

@@ -195,6 +195,21 @@ class WrappedFunction:
         self._decorator.__wrapped__ = function
 
 
+def looks_like(original: Any) -> Callable[[Any], Any]:
+    """Return a decorator that gives a wrapper the name, the documentation and the signature of the original.
+
+    The framework reads the signature at each call, which takes longer if it has to unwrap the method first.
+    """
+
+    def decorate(wrapper: Any) -> Any:
+        wrapper = functools.wraps(original)(wrapper)
+        with contextlib.suppress(TypeError, ValueError):  # a callable without a signature
+            wrapper.__signature__ = inspect.signature(original)
+        return wrapper
+
+    return decorate
+
+
 splitters: list[Callable[[Any, Any], Callable[..., Any]]] = []
 """At most one function that returns how an object makes a call that consists of several requests to its provider."""
 

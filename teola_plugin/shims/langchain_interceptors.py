@@ -8,12 +8,10 @@ defines them, never in a base class: `BaseChatModel._should_stream` compares `ty
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import datetime
 import decimal
 import functools
-import inspect
 import re
 import sys
 import uuid
@@ -33,9 +31,10 @@ from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.configurable import RunnableConfigurableFields
 from langchain_core.tools import BaseTool
+from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.request_keys import TargetKey, freeze, freeze_fields
-from teola_plugin.shims.interception import MethodInterceptors, Wrap, observed, observers, splitting
+from teola_plugin.shims.interception import MethodInterceptors, Wrap, looks_like, observed, observers, splitting
 from teola_plugin.shims.mcp import ignores_runtime
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 
@@ -68,7 +67,6 @@ class ToolClaim(Protocol):
     async def aresult(self, invocation: Any, /) -> Any: ...
 
 
-_BASES = (BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor, BaseTool, Embeddings, BaseCrossEncoder)
 _UNWRAPPED_MODULES = tuple(
     f"langchain_core.{name}"
     for name in (
@@ -103,7 +101,8 @@ class LangChainInvocation:
         self.target, self._method, self._original = target, method, original
         self._args, self._kwargs = args, kwargs
         self.streams = "stream" in method
-        kinds = ((BaseRetriever, "SEARCHING"), (BaseDocumentCompressor, "RERANKING"), (Embeddings, "EMBEDDING"))
+        searching = BaseRetriever, VectorStore
+        kinds = ((searching, "SEARCHING"), (BaseDocumentCompressor, "RERANKING"), (Embeddings, "EMBEDDING"))
         self.kind = next((kind for base, kind in kinds if isinstance(target, base)), "GENERATION")
 
     @property
@@ -114,8 +113,9 @@ class LangChainInvocation:
     def key(self) -> Hashable:
         """Return the object, the method and the arguments, without the run manager."""
         names = _PARAMETERS.get(self._method, ("input", "stop", "run_manager"))
-        values = dict(zip(names, self._args, strict=False)) | self._kwargs
-        first = values.pop(next(iter(values)))
+        others = map(str, range(len(names), len(self._args)))
+        values = dict(zip((*names, *others), self._args, strict=False)) | self._kwargs
+        first = values.pop(names[0] if names[0] in values else next(iter(values)))
         arguments = {name: values[name] for name in sorted(values) if name not in _HEARS and values[name] is not None}
         return TargetKey(self.target), self._method, freeze(first, message_key), freeze(arguments, message_key)
 
@@ -145,7 +145,16 @@ class LangChainInvocation:
 _HEARS = frozenset(("run_manager", "callbacks"))
 """Parameters that decide who hears of a call, and nothing of its result."""
 _COMPRESSING = ("input", "query", "callbacks")
-_PARAMETERS = {"compress_documents": _COMPRESSING, "acompress_documents": _COMPRESSING}
+SEARCH_METHODS = {
+    "similarity_search": "query",
+    "similarity_search_with_score": "query",
+    "similarity_search_by_vector": "embedding",
+    "max_marginal_relevance_search": "query",
+}
+"""The searches of vector stores, and the name of their first parameter; the second one is `k`."""
+_PARAMETERS = {"compress_documents": _COMPRESSING, "acompress_documents": _COMPRESSING} | {
+    f"{prefix}{method}": (first, "k") for method, first in SEARCH_METHODS.items() for prefix in ("", "a")
+}
 """Names of the positional parameters by method, where they are not those of models."""
 
 
@@ -298,26 +307,11 @@ def _observed(target: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return observed(call) if observers and isinstance(target, (BaseChatModel, BaseLLM)) else call
 
 
-def _looks_like(original: Any) -> Callable[[Any], Any]:
-    """Return a decorator that gives a wrapper the name, the documentation and the signature of the original.
-
-    The framework reads the signature at each call, which takes longer if it has to unwrap the method first.
-    """
-
-    def decorate(wrapper: Any) -> Any:
-        wrapper = functools.wraps(original)(wrapper)
-        with contextlib.suppress(TypeError, ValueError):  # a callable without a signature
-            wrapper.__signature__ = inspect.signature(original)
-        return wrapper
-
-    return decorate
-
-
 def _wrap_provider_method(original: Any) -> Any:
     """Wrap a provider method so that it claims a prefetched result, or an engine of a pool makes the call."""
     name = original.__name__
 
-    @_looks_like(original)
+    @looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (live_scopes or _routes_calls or observers):
             return original(self, *args, **kwargs)
@@ -335,7 +329,7 @@ def _wrap_async_provider_method(original: Any) -> Any:
     """Wrap an async provider method that returns its result, as `_wrap_provider_method` does for a sync one."""
     name = original.__name__
 
-    @_looks_like(original)
+    @looks_like(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (live_scopes or _routes_calls or observers):
             return await original(self, *args, **kwargs)
@@ -353,7 +347,7 @@ def _stream_wrapper(original: Any, entry: str) -> Any:
     """Return the wrapper of a method that returns an iterator of chunks. `entry`: the scope's method for it."""
     name = original.__name__
 
-    @_looks_like(original)
+    @looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (live_scopes or _routes_calls or observers):
             return original(self, *args, **kwargs)
@@ -436,7 +430,7 @@ def _only_routed(original: Any) -> Any:
     """Wrap a method that nothing is prefetched for."""
     name = original.__name__
 
-    @_looks_like(original)
+    @looks_like(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         routed = _routed(self, name, original)
         return (original if routed is None else routed.call)(self, *args, **kwargs)
@@ -448,7 +442,7 @@ def _aonly_routed(original: Any) -> Any:
     """Wrap an async method that nothing is prefetched for: an engine of a pool may make the call."""
     name = original.__name__
 
-    @_looks_like(original)
+    @looks_like(original)
     async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         routed = _routed(self, name, original)
         return await (original if routed is None else routed.call)(self, *args, **kwargs)
@@ -529,6 +523,11 @@ EMBEDDING_METHODS = {
     "aembed_query": _wrap_async_provider_method,
 }
 """Those of embeddings."""
+STORE_METHODS = {
+    **dict.fromkeys(SEARCH_METHODS, _wrap_provider_method),
+    **{f"a{method}": _wrap_async_provider_method for method in SEARCH_METHODS},
+}
+"""Those of vector stores."""
 ROUTED_METHODS = {"score": _only_routed}
 """Those of cross encoders."""
 TOOL_METHODS = {"_run": _tool_result, "_arun": _tool_aresult}
@@ -536,6 +535,7 @@ TOOL_METHODS = {"_run": _tool_result, "_arun": _tool_aresult}
 _METHODS_BY_BASE: tuple[tuple[tuple[type, ...], Mapping[str, Wrap]], ...] = (
     ((BaseChatModel, BaseLLM, BaseRetriever, BaseDocumentCompressor), METHODS),
     ((Embeddings,), EMBEDDING_METHODS),
+    ((VectorStore,), STORE_METHODS),
     ((BaseCrossEncoder,), ROUTED_METHODS),
     ((BaseTool,), TOOL_METHODS),
 )
@@ -557,7 +557,7 @@ def wrap_new_classes(required: Iterable[type] | None = None) -> bool:
         return False
     if required is not None and all(id(cls) in _seen for cls in required):
         return True
-    new, todo = list[type](), list[type](_BASES)
+    new, todo = list[type](), [base for bases, _ in _METHODS_BY_BASE for base in bases]
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()

@@ -32,6 +32,7 @@ from pydantic import SecretStr
 
 from teola_plugin.graph import Component, Role, UnfitValue, on_loop
 from teola_plugin.shims.langchain import handlers_in, splitter_sizes, streams
+from teola_plugin.shims.langchain_interceptors import SEARCH_METHODS
 from teola_plugin.tracer.draft import mark_fallible
 from teola_plugin.tracer.functions.bodies import map_items
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
@@ -64,6 +65,7 @@ from teola_plugin.tracer.langchain.classes import (
     is_pool_backed,
     leaf_of,
     plain_condition,
+    provider_method,
     steps_by_key,
     without_names,
 )
@@ -153,9 +155,11 @@ def call_framework_method(interpreter: FunctionInterpreter, func: Any, arguments
     if name in _SPLIT_METHODS and _is_splitter(owner):
         return _split(interpreter, owner, name, arguments)
     kind, rule = _METHOD_RULES.get(name.removeprefix("a"), (None, None))
-    if kind is None or rule is None or not is_framework_code(func.__func__) or not arguments.complete:
+    if kind is None or rule is None or not is_instance(owner, kind) or not arguments.complete:
         return None
-    result = rule(interpreter, owner, name, arguments) if is_instance(owner, kind) else None
+    result = rule(interpreter, owner, name, arguments) if is_framework_code(func.__func__) else None
+    if result is None and kind in (VectorStore, Embeddings):
+        result = _call_provider(interpreter, func, arguments)
     return AwaitableValue(result) if name.startswith("a") and result is not None else result
 
 
@@ -283,7 +287,8 @@ def _search_store(interpreter: FunctionInterpreter, store: Any, method: str, arg
         options["k"] = arguments.positional[1]
     option_values = {key: known_value(value) for key, value in options.items()}
     all_known = all(is_known for is_known, _ in option_values.values())
-    if query is None or not all_known or not is_framework_code(type(store).as_retriever):
+    is_plain_search = method.removeprefix("a") == "similarity_search"
+    if query is None or not all_known or not is_plain_search or not is_framework_code(type(store).as_retriever):
         return None
     retriever = store.as_retriever(search_kwargs={"k": 4, **{key: value for key, (_, value) in option_values.items()}})
     return interpreter.run_runnable(retriever, query, {}) if is_pool_backed(retriever) else None
@@ -305,6 +310,46 @@ def _embed(interpreter: FunctionInterpreter, embedder: Any, method: str, argumen
     if not isinstance(leaf, EmbeddingLeaf) or argument is None:
         return None
     return interpreter.embed(leaf, argument, is_list=is_list)
+
+
+def _call_provider(interpreter: FunctionInterpreter, func: MethodType, arguments: Arguments) -> Symbol | None:
+    """Interpret a call of the user's own vector store or embeddings; None if it is not certain or not prefetched.
+
+    The first argument is what is searched for or embedded; the others have to be known before, and plain data.
+    """
+    provider, name = func.__self__, func.__func__.__name__
+    method, find_leaves = name.removeprefix("a"), interpreter.shared.find_leaves
+    is_embedding = method not in SEARCH_METHODS
+    parameters = (_EMBEDDED[method],) if is_embedding else (SEARCH_METHODS[method], "k")
+    argument, symbols = arguments.get(parameters[0]), arguments.symbols
+    if find_leaves is None or argument is None or symbols is None or len(symbols) > len(parameters):
+        return None
+    options = {**arguments.keywords, **dict(zip(parameters, symbols, strict=False))}
+    del options[parameters[0]]
+    values = {key: known_value(interpreter.read_setting(symbol)) for key, symbol in options.items()}
+    if not all(is_known and _is_plain_data(value) for is_known, value in values.values()) or (options and is_embedding):
+        return None
+    functions = [known_value(read_object_attribute(provider, one))[1] for one in (name, method)]
+    if functions[0] != func or not all(_is_method(one, provider) and _takes(one, parameters) for one in functions):
+        return None
+    runnable, kwargs = provider_method(provider, method), {key: value for key, (_, value) in values.items()}
+    location, is_async = f"{interpreter.name}:{interpreter.line}", name != method
+    if find_leaves(runnable, location, kwargs, is_async)(runnable, kwargs, location) is None:
+        return None
+    return interpreter.run_runnable(runnable, argument, kwargs, is_async=is_async)
+
+
+def _is_method(func: Any, owner: object) -> bool:
+    return type(func) is MethodType and func.__self__ is owner
+
+
+def _takes(func: Any, parameters: Sequence[str]) -> bool:
+    """Return True if a method's parameters begin with these, or if it hands all arguments on to one that has them."""
+    try:
+        names = list(inspect.signature(func).parameters)
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return names == ["args", "kwargs"] or names[: len(parameters)] == list(parameters)
 
 
 def _format_prompt(interpreter: FunctionInterpreter, prompt: Any, method: str, arguments: Arguments) -> Symbol | None:
@@ -345,9 +390,11 @@ def _parse(interpreter: FunctionInterpreter, parser: Any, method: str, arguments
     return interpreter.run_runnable(parser, text, {}, is_async=method.startswith("a"))
 
 
+_EMBEDDED = {"embed_query": "text", "embed_documents": "texts"}
+"""The methods of embeddings, and the name of their parameter."""
 _MethodRule = Callable[[FunctionInterpreter, Any, str, Arguments], Symbol | None]
 _METHOD_RULES: Mapping[str, tuple[type, _MethodRule]] = {
-    "similarity_search": (VectorStore, _search_store),
+    **dict.fromkeys(SEARCH_METHODS, (VectorStore, _search_store)),
     "compress_documents": (BaseDocumentCompressor, _rerank),
     "embed_query": (Embeddings, _embed),
     "embed_documents": (Embeddings, _embed),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.output_parsers.base import BaseLLMOutputParser
@@ -32,7 +33,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 from langchain_core.tools import BaseTool
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from teola_plugin.errors import TraceError
 from teola_plugin.graph import UNKNOWN_EFFECT, Effect
@@ -111,6 +112,42 @@ def leaf_of(node: object, kwargs: Mapping[str, Any]) -> Leaf | str | None:
 def is_pool_backed(node: object) -> bool:
     """Return True if an engine does the work of a node."""
     return worker_of(node) is not None
+
+
+class ProviderMethod(Runnable[Any, Any]):
+    """A search of the user's own vector store, or a method of the user's own embeddings, called as a Runnable.
+
+    See `provider_method`.
+    """
+
+    def __init__(self, provider: Any, method: str) -> None:
+        """`method`: name of the sync one."""
+        self.provider, self.method = provider, method
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return getattr(self.provider, self.method)(input, **kwargs)
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return await getattr(self.provider, f"a{self.method}")(input, **kwargs)
+
+
+_provider_methods: WeakValueDictionary[tuple[int, str], ProviderMethod] = WeakValueDictionary()
+
+
+def provider_method(provider: Any, method: str) -> ProviderMethod:
+    """Return a method of a store or of embeddings as a Runnable: the same one each time, as long as one is kept."""
+    runnable = ProviderMethod(provider, method)
+    return _provider_methods.setdefault((id(provider), method), runnable)
+
+
+def provider_of(node: Any) -> Any:
+    """Return the object whose provider method a call of a node makes: the node itself, or the store or embeddings."""
+    return node.provider if type(node) is ProviderMethod else node
+
+
+def is_search(node: object) -> bool:
+    """Return True for what searches a store: a retriever, or a search of a vector store."""
+    return isinstance(provider_of(node), (BaseRetriever, VectorStore))
 
 
 def check_runnable(node: object, path: str) -> None:

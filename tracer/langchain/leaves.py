@@ -62,6 +62,8 @@ _LABEL_MODULES = "langchain_classic.output_parsers.", "langchain_classic.retriev
 _LABEL_FIELDS = {"BooleanOutputParser": ("true_val", "false_val"), "NoOutputParser": ("no_output_str",)}
 """Parsers that accept a few labels only -> the fields with these labels."""
 _MAX_LABELS = 16
+_WRAPPED_NAMES = {"generation": "model", "retrieval": "retrieve", "embedding": "embed"}
+"""The word in the names of components that call the user's own objects, by the kind of leaf."""
 
 
 def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str], scope: Names) -> Ref:
@@ -73,7 +75,7 @@ def lower_leaf(draft: Draft, leaf: Leaf, value: Value, name: Callable[[str], str
     if isinstance(leaf, GenerationLeaf):
         return _generation(draft, leaf, value, name("model"), scope)
     if isinstance(leaf, WrappedLeaf):
-        return _wrapped(draft, leaf, value, name("model" if leaf.kind == "generation" else "retrieve"), scope)
+        return _wrapped(draft, leaf, value, name(_WRAPPED_NAMES[leaf.kind]), scope)
     if isinstance(leaf, RerankingLeaf):
         return _reranking(draft, leaf, value, name("rerank"), scope)
     if not isinstance(value, Ref):
@@ -131,7 +133,7 @@ def _on_same_thread(function: object, call: ClientCall) -> ClientCall:
 
 def _wrapped(draft: Draft, leaf: WrappedLeaf, value: Value, preferred_name: str, scope: Names) -> Ref:
     """Add one request. Its input is formatted as a whole, at the client, so there is no prompt to split."""
-    if isinstance(value, Record) or (leaf.kind == "retrieval" and not isinstance(value, Ref)):
+    if isinstance(value, Record) or (leaf.kind != "generation" and not isinstance(value, Ref)):
         raise NotUnderstood("is called with a dictionary or a prompt, which it does not take")
     name = draft.name(preferred_name, *DERIVED)
     if isinstance(value, Prompted):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langgraph.constants import END, START
 
@@ -41,6 +40,7 @@ from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
 from teola_plugin.tracer.functions.symbols import known_value, to_symbol
+from teola_plugin.tracer.langchain.classes import is_search
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.langgraph.settings import CALLED_TASK, NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_rule
 from teola_plugin.tracer.langgraph.shape import (
@@ -398,14 +398,14 @@ class _LookaheadTracer:
         return lowered
 
     def _find_leaves(self) -> FindLeaves | None:
-        """Return what finds leaves in the next node: no retrievers behind code that may have written to their store."""
+        """Return what finds leaves in the next node: no searches behind code that may have written to their store."""
         find_leaves = self.find_leaves
         if find_leaves is None or not self.runs_user_code:
             return find_leaves
 
         def find(runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], form: bool | None) -> FindLeaf:
             find_leaf = find_leaves(runnable, location, kwargs, form)
-            return lambda node, bound, path: None if isinstance(node, BaseRetriever) else find_leaf(node, bound, path)
+            return lambda node, bound, path: None if is_search(node) else find_leaf(node, bound, path)
 
         return find
 

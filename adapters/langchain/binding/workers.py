@@ -167,6 +167,8 @@ def route_call(target: Any, method: str, original: Any) -> RoutedCall | None:
         route = None if rules is None else rules.route(target)
         if route is None:
             return None if rules is None else _unrouted_call(target, method, original, rules)
+    if isinstance(target, VectorStore):  # an engine of a store serves its retrievers
+        return None
     if route is WORKER:
         return RoutedCall(original, False)
     try:
