@@ -130,7 +130,7 @@ def chat_history(pairs: Iterable[tuple[str, str]]) -> list[Any]:
 
     They are LlamaIndex's, which is imported by this call and has to be installed.
     """
-    from teola_plugin.adapters.llamaindex.messages import chat_messages
+    from teola_plugin.adapters.llamaindex.llm import chat_messages
 
     return chat_messages(pairs)
 

@@ -13,7 +13,7 @@ from llama_index.core.workflow import Workflow
 from teola_plugin.adapters.llamaindex.accelerated import Accelerated, accelerated, original_of
 from teola_plugin.adapters.llamaindex.checking import shadow_of
 from teola_plugin.adapters.llamaindex.ingestion import AcceleratedIndex, AcceleratedPipeline, WritingSession
-from teola_plugin.adapters.llamaindex.prefetching import entries_of, find_scope
+from teola_plugin.adapters.llamaindex.prefetching import find_scope
 from teola_plugin.adapters.llamaindex.session import Session, Settings
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import RoutingRules, route_of
@@ -22,6 +22,7 @@ from teola_plugin.pool import EnginePool
 from teola_plugin.shims.llamaindex.interceptors import enable
 from teola_plugin.shims.llamaindex.workflows import objects_used_by_steps
 from teola_plugin.tracer.llamaindex.classes import is_composite, is_pool_object, reachable_objects
+from teola_plugin.tracer.llamaindex.trace import entries_of
 
 
 def accelerate_llamaindex(obj: Any, options: Options, settings: Settings | None = None) -> Any:

@@ -20,11 +20,9 @@ from types import MethodType
 from typing import Any
 from weakref import WeakSet
 
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.llms import LLM
-from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
@@ -250,15 +248,16 @@ class PrefetchPlan:
 
 
 def plan_prefetching(
-    node: Any, entry: str, texts: int, threads: ThreadSafety
+    node: Any, entry: str, texts: int, threads: ThreadSafety, *, is_async: bool = False
 ) -> tuple[TracedEntry, PrefetchPlan | None]:
-    """Return the traced sync entry and the plan of its prefetched calls; None if no call would start sooner.
+    """Return the traced entry and the plan of its prefetched calls; None if no call would start sooner.
 
-    Runs no user code.
+    Runs no user code. `is_async`: the async method is called. It has a plan if code of the user's own answers it:
+    LlamaIndex's own async code makes its calls side by side itself.
     """
-    allowed = AllowedModels(threads)
-    traced = trace(node, entry, texts, allowed)
-    return traced, plan_of_sites(traced, allowed)
+    allowed = AllowedModels(threads, on_loop=is_async)
+    traced = trace(node, entry, texts, allowed, is_async=is_async)
+    return traced, plan_of_sites(traced, allowed) if traced.own_code or not is_async else None
 
 
 def plan_of_sites(traced: TracedEntry, allowed: AllowedModels) -> PrefetchPlan | None:
@@ -299,13 +298,6 @@ def rows_of_sites(
     prefetched = frozenset() if plan is None else plan.prefetched
     waits = {key: site.target for key, site in sites.items() if site.limit is not None}
     return call_rows(traced, planned, OwnCalls(prefetched - explanations.keys(), waits, sites, explanations))
-
-
-def entries_of(part: Any) -> tuple[str, ...]:
-    """Return the entry of an engine, a retriever or a synthesizer that is called inside of other objects."""
-    if isinstance(part, BaseSynthesizer):
-        return ("respond",)
-    return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
 
 
 def _reduce_to_sites(template: WorkflowTemplate, sites: frozenset[str], *, needs_output: bool) -> WorkflowTemplate:
@@ -386,7 +378,7 @@ class QueryPrefetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._scopes: list[tuple[str, CallScope]] = []
         """The scope of each call, behind the key of its site."""
-        self._closed = False
+        self._closed, self._has_returned = False, False
         pool = shared_pool()
         pool.running_now()
         query = Query({"input": input})
@@ -406,6 +398,7 @@ class QueryPrefetcher:
         token = original_scope.set(self._original)
         try:
             yield
+            self._has_returned = True
         except BaseException:
             self.close()
             raise
@@ -428,7 +421,8 @@ class QueryPrefetcher:
             is_hit = any(call.is_claimed_by(Caller.ORIGINAL) for call in scope.calls)
             if scope.calls:
                 self._plan.sites[key].counts.add(is_hit=is_hit)
-            if scope.calls and not is_hit and is_read_from_code:
+            is_of_code = self._has_returned and key.startswith(self._plan.entry.own_code)
+            if scope.calls and not is_hit and (is_read_from_code or is_of_code):
                 self._plan.useless.add(key)
         live_scopes.discard(id(self))
         self._called.created.drop_clients()

@@ -28,7 +28,6 @@ from teola_plugin.adapters.llamaindex.prefetching import (
     AllowedModels,
     PrefetchPlan,
     QueryPrefetcher,
-    entries_of,
     plan_of_sites,
     plan_prefetching,
     rows_of_sites,
@@ -59,7 +58,7 @@ from teola_plugin.runtime.query_run import Claiming, QueryRun, current_run
 from teola_plugin.shims.llamaindex.interceptors import live_scopes
 from teola_plugin.shims.stack_levels import hide_from_stack_levels
 from teola_plugin.tracer.draft import TraceResult
-from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, trace
+from teola_plugin.tracer.llamaindex.trace import CHUNKS, NODES, QUERY_TEXT, TEXTS, TracedEntry, entries_of, trace
 
 GraphInput = dict[str, Any]
 """The input of a query, by the names that the graph has for its parts."""
@@ -136,7 +135,7 @@ class Session(ServedObject):
         self.shadow: Shadow | None = None
         """Compares a share of the calls with the original's."""
         self._traced: dict[tuple[str, int], TracedEntry] = {}
-        self._prefetch_plans: dict[tuple[str, int], tuple[TracedEntry, PrefetchPlan | None]] = {}
+        self._prefetch_plans: dict[tuple[str, int, bool], tuple[TracedEntry, PrefetchPlan | None]] = {}
         self.gate = PrefetchGate(live_scopes)
         """Says whether prefetching is worth its time."""
         self._last: list[Run] = []
@@ -179,7 +178,7 @@ class Session(ServedObject):
         """Return the report of an entry, which `explain()` prints."""
         from teola_plugin.adapters.explain import PlanIfDedicated, ended_trace, explain, left_for_form
 
-        trace, traced, left = ended_trace(self._last), self.entry(entry).traced, left_for_form(self._last)
+        trace, traced, left = ended_trace(self._last), self._reported_entry(entry).traced, left_for_form(self._last)
         calls, if_dedicated, optimised, more = None, None, self.plan(entry, input), tuple[str, ...]()
         if optimised is None or not plan_saves_time(optimised):
             more = self._describe_prefetching(entry)
@@ -190,11 +189,20 @@ class Session(ServedObject):
         options = dict[str, Any](trace=trace, more=more, left=left)
         return explain(traced, optimised, self.pool, calls=calls, if_dedicated=if_dedicated, **options)
 
+    def _reported_entry(self, entry: str) -> TracedEntry:
+        """Return the traced entry that says what was understood: the one for prefetching if it has own classes."""
+        if self.pool is not None:
+            return self.entry(entry)
+        self._any_prefetch_plan(entry)
+        planned = (self._prefetch_plans.get((entry, 0, is_async)) for is_async in (False, True))
+        own = (traced for traced, _ in filter(None, planned) if traced.own_code)
+        return next(own, None) or self.entry(entry)
+
     def _rows(self, entry: str) -> Iterator[CallRow]:
         """Yield a row for each place where an entry calls the user's own models and stores."""
         from teola_plugin.adapters.explain import left_rows
 
-        plan, allowed = self.prefetch_plan(entry), AllowedModels(self.settings.threads)
+        plan, allowed = self._any_prefetch_plan(entry), AllowedModels(self.settings.threads)
         is_off = self.settings.speculate == "off"
         with self.routing():
             traced = trace(self.original, entry, 0, allowed) if plan is None else plan.entry
@@ -205,22 +213,26 @@ class Session(ServedObject):
 
     def _describe_prefetching(self, entry: str) -> tuple[str, ...]:
         """Return a phrase for calls of the user's own models that are prefetched without a graph of the pool."""
-        if self.prefetch_plan(entry) is None:
+        if self._any_prefetch_plan(entry) is None:
             return ()
         return (f"calls that {type(self.original).__name__} makes one after the other, side by side",)
 
-    def prefetch_plan(self, entry: str, texts: int = 0) -> PrefetchPlan | None:
-        """Return the plan of the calls of the user's own models that a sync entry prefetches; None for none.
+    def _any_prefetch_plan(self, entry: str) -> PrefetchPlan | None:
+        """Return the plan of the sync entry, else that of the async one."""
+        return self.prefetch_plan(entry) or self.prefetch_plan(entry, is_async=True)
 
-        It is made again when the object has changed.
+    def prefetch_plan(self, entry: str, texts: int = 0, *, is_async: bool = False) -> PrefetchPlan | None:
+        """Return the plan of the calls of the user's own models that an entry prefetches; None for none.
+
+        It is made again when the object has changed. `is_async`: the async method of the entry is called.
         """
         if self.settings.speculate == "off" or isinstance(self.original, Workflow):
             return None
         with self.routing():
-            planned = self._prefetch_plans.get((entry, texts))
+            planned = self._prefetch_plans.get((entry, texts, is_async))
             if planned is None or not planned[0].holds:
-                planned = plan_prefetching(self.original, entry, texts, self.settings.threads)
-                self._prefetch_plans[entry, texts] = planned
+                planned = plan_prefetching(self.original, entry, texts, self.settings.threads, is_async=is_async)
+                self._prefetch_plans[entry, texts, is_async] = planned
             return planned[1]
 
     @property
@@ -280,10 +292,22 @@ class Session(ServedObject):
         clock = time.monotonic if self.tracing_pool is None else self.tracing_pool.runtime.time
         request_context, deadline = unplanned(self.settings.requested_context, runs, self.settings.app, clock)
         unplanned_call = StartedCall(None, self.original, request_context, deadline, rules=rules)
-        is_off = is_async or self.settings.speculate == "off" or isinstance(self.original, Workflow)
-        if self.pool is not None or (is_off and self.tracing_pool is None):
+        if self.pool is not None:
             return unplanned_call
-        return self._begin_without_engines(entry, graph_input, unplanned_call, runs, is_off=is_off)
+        is_off = self.settings.speculate == "off" or isinstance(self.original, Workflow)
+        is_off = is_off or (is_async and not self._has_async_plan(entry, graph_input))
+        if is_off and self.tracing_pool is None:
+            return unplanned_call
+        return self._begin_without_engines(entry, graph_input, unplanned_call, runs, is_off=is_off, is_async=is_async)
+
+    def _has_async_plan(self, entry: str, graph_input: GraphInput | None) -> bool:
+        """Return True if an async call of an entry prefetches calls that code of the user's own makes."""
+        try:
+            texts = 0 if graph_input is None else len(graph_input.get(TEXTS, ()))
+            return graph_input is not None and self.prefetch_plan(entry, texts, is_async=True) is not None
+        except Exception as error:  # nothing of the original has run yet
+            log_fallback(error, self.original, f"a call of `{entry}`")
+            return False
 
     def _with_prefetched_calls(self, call: StartedCall, entry: str, graph_input: GraphInput | None) -> StartedCall:
         """Prefetch calls of models that engines only carry to their provider: the graph itself starts none of these.
@@ -312,6 +336,7 @@ class Session(ServedObject):
         runs: Sequence[Any],
         *,
         is_off: bool,
+        is_async: bool,
     ) -> StartedCall:
         """Start a call without engines, and trace it, if it or its parts prefetch calls of the user's own models.
 
@@ -324,7 +349,8 @@ class Session(ServedObject):
         is_off |= is_in_place
         try:
             if not is_off:
-                plan = None if graph_input is None else self.prefetch_plan(entry, len(graph_input.get(TEXTS, ())))
+                texts = 0 if graph_input is None else len(graph_input.get(TEXTS, ()))
+                plan = None if graph_input is None else self.prefetch_plan(entry, texts, is_async=is_async)
                 plan = plan if plan is not None and plan.intercept() else None
             if plan is not None or (not is_off and _has_gaining_parts(target, self.settings.threads)):
                 target = with_parts(target, frozenset() if plan is None else plan.entry.lowered, self._accelerate_part)

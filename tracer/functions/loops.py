@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from teola_plugin.graph import CARRY, ITEM, Component, Path, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Span
@@ -55,6 +56,7 @@ from teola_plugin.tracer.functions.symbols import (
 )
 from teola_plugin.tracer.symbols import NotUnderstood
 
+_PAIRING: Mapping[str, Callable[..., Iterable[tuple[Any, ...]]]] = {"enumerate": enumerate, "zip": zip}
 _ForLoop = ast.For | ast.AsyncFor
 _name_numbers = itertools.count()
 """Variables of comprehensions that are made of loops have names of their own: one may stand inside another."""
@@ -62,7 +64,7 @@ _name_numbers = itertools.count()
 
 def run_for(interpreter: FunctionInterpreter, node: _ForLoop) -> BlockExit:
     """Interpret a `for` loop."""
-    items = iterated(interpreter.evaluate(node.iter))
+    items = _pair_objects(iterated(interpreter.evaluate(node.iter)))
     item_list = items_of(items)
     known_items = [item for item in item_list if not isinstance(item, Spread)]
     all_known = len(known_items) == len(item_list) <= MAX_UNROLLED_ITEMS
@@ -94,6 +96,23 @@ def _may_catch_raise(interpreter: FunctionInterpreter, body: Sequence[ast.stmt])
         body, (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
     )
     return bool(may_be_caught) and has_statement(body, (ast.Raise,))
+
+
+def _pair_objects(items: Symbol) -> Symbol:
+    """Return `enumerate` or `zip` of lists of existing objects as a list of tuples, and any other symbol as it is.
+
+    The objects are not plain data, so the call is not run.
+    """
+    code = items.code if isinstance(items, Expression) else None
+    is_pairing = isinstance(code, ast.Call) and isinstance(code.func, ast.Name) and code.func.id in _PAIRING
+    if not isinstance(items, Expression) or not isinstance(code, ast.Call) or not is_pairing or code.keywords:
+        return items
+    lists = [items.objects.get(one.id) if isinstance(one, ast.Name) else None for one in code.args]
+    known_lists = [one for one in lists if type(one) in (list, tuple)]
+    if len(known_lists) < max(len(lists), 1):
+        return items
+    pair = _PAIRING[code.func.id]  # type: ignore[attr-defined]
+    return ItemList(tuple(ItemList(tuple(map(KnownValue, one)), tuple) for one in pair(*known_lists)))
 
 
 # ------------------------------------------------------------ loops that are interpreted as they run

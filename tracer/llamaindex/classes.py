@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from inspect import CO_COROUTINE, CO_GENERATOR
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
+from llama_index.core.query_engine import CustomQueryEngine
 
 from teola_plugin.shims.llamaindex.copies import attribute_values, copy_template
-from teola_plugin.shims.llamaindex.interceptors import worker_of
+from teola_plugin.shims.llamaindex.interceptors import defining_class, worker_of, written_function
 from teola_plugin.shims.llamaindex.records import Unreadable, missing_attribute
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -38,6 +42,14 @@ _BUILT = (
 )
 """Substrings of the names of modules whose classes are built of other objects."""
 _HARMLESS = frozenset({"class_name", "__init__", "__repr__", "__str__", "__doc__"})
+_QUERY_METHODS: dict[type, tuple[str, str]] = {
+    CustomQueryEngine: ("custom_query", "acustom_query"),
+    BaseQueryEngine: ("_query", "_aquery"),
+    BaseRetriever: ("_retrieve", "_aretrieve"),
+}
+"""For each class that LlamaIndex leaves to its users to complete: the methods that answer a query, sync and async."""
+_PROMPT_METHODS = ("_get_prompts", "_update_prompts", "_get_prompt_modules", "model_post_init")
+"""Further methods of such classes, which no query calls."""
 
 
 def rule_for(node: object, rules: Mapping[type, T]) -> T:
@@ -53,15 +65,40 @@ def rule_for(node: object, rules: Mapping[type, T]) -> T:
     return rules[base]
 
 
-def find_override(node: object, base: type) -> str:
+def written_method(node: object, *, is_async: bool) -> MethodType | None:
+    """Return the method of the user's own class with which an engine or a retriever answers a query.
+
+    None if LlamaIndex's code answers it, or if the class changes more than LlamaIndex leaves to it. An async query
+    calls the sync method of a class without an async one.
+    """
+    kind = type(node)
+    base: type = next((cls for cls in kind.__mro__ if is_framework_class(cls)), object)
+    names = _QUERY_METHODS.get(base)
+    if names is None or find_override(node, base, (*names, *_PROMPT_METHODS)):
+        return None
+    name = next((one for one in names[is_async::-1] if not is_framework_class(defining_class(kind, one))), "")
+    function = written_function(kind, name) if name else None
+    if function is None or function.__code__.co_flags & CO_GENERATOR:
+        return None
+    is_coroutine = bool(function.__code__.co_flags & CO_COROUTINE)
+    return MethodType(function, node) if is_coroutine == (name == names[1]) else None
+
+
+def is_framework_class(cls: type) -> bool:
+    """Return True if a class is LlamaIndex's own."""
+    return cls.__module__.startswith("llama_index.")
+
+
+def find_override(node: object, base: type, ignored: Sequence[str] = ()) -> str:
     """Return the name of what overrides a method of the class `base`: a subclass, or a method set on the object.
 
-    Empty if nothing does.
+    Empty if nothing does. `ignored`: names of methods that subclasses may override.
     """
+    harmless = _HARMLESS.union(ignored)
     for cls in type(node).__mro__:
         if cls is base:
             break
-        if any(callable(value) and name not in _HARMLESS and hasattr(base, name) for name, value in vars(cls).items()):
+        if any(callable(value) and name not in harmless and hasattr(base, name) for name, value in vars(cls).items()):
             return cls.__name__
     overriding_name = next(
         (name for name, value in vars(node).items() if callable(value) and callable(getattr(base, name, None))),

@@ -45,7 +45,7 @@ from teola_plugin.shims.llamaindex.engines import (
 )
 from teola_plugin.shims.llamaindex.synthesizers import SynthesizerParts, TreeSummarizeParts
 from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes, report_level, rule_for
-from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicAnswer, SymbolicQuery, Value
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicAnswer, SymbolicQuery, Value, import_own_code
 from teola_plugin.tracer.llamaindex.model_calls import copy_nodes, require_one_model
 from teola_plugin.tracer.llamaindex.queries import (
     can_choose_several,
@@ -74,6 +74,9 @@ def try_lower_query(lowering: Lowering, engine: BaseQueryEngine, query: Symbolic
 
 def lower_query(lowering: Lowering, engine: BaseQueryEngine, query: SymbolicQuery, path: str) -> SymbolicAnswer:
     """Lower `engine.query(query)`. Raises `NotUnderstood`."""
+    if (method := lowering.written_method(engine)) is not None:
+        own_answer: SymbolicAnswer = import_own_code().lower_own_engine(lowering, engine, method, query, path)
+        return own_answer
     with lowering.marking_lowered(engine):
         answer = rule_for(engine, _RULES)(lowering, engine, query, path)
     if answer.text is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MethodType, ModuleType
 from typing import Any, Literal, TypeVar
 
 from teola_plugin.graph import Attributes, Component, DraftText, Ref, Role
@@ -81,7 +82,26 @@ class WorkerGuard:
         return classes.pool_backed(self.node) is self.worker
 
 
-Guard = AttributeGuard | PartsGuard | ElementsGuard | WorkerGuard
+@dataclass(frozen=True, slots=True)
+class CodeGuard:
+    """A guard that holds while the code of a user's own class is the same, and reads the same values."""
+
+    read_function: Callable[[], Any]
+    """Returns the function that was read, as it is now."""
+    function: Any
+    attributes: Mapping[str, Any]
+    """The attributes of its object that are no plain data, which `data_holds` is about."""
+    read_attributes: Callable[[], Mapping[str, Any]]
+    data_holds: Callable[[], bool]
+
+    @property
+    def holds(self) -> bool:
+        now = self.read_attributes()
+        is_same = now.keys() == self.attributes.keys() and all(now[key] is one for key, one in self.attributes.items())
+        return is_same and self.read_function() is self.function and self.data_holds()
+
+
+Guard = AttributeGuard | PartsGuard | ElementsGuard | WorkerGuard | CodeGuard
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -145,9 +165,19 @@ class Lowering:
     """Models and stores of the user's own that the graph calls; None for a graph that only uses the pool's."""
     runs_in_loop: bool = False
     """True if the original makes the calls of a list concurrently, in an event loop of its own."""
+    is_body: bool = False
+    """True for the body of a branch or a loop."""
+    own_code: set[str] = field(default_factory=set)
+    """Beginnings of the names of components that come from the source of the user's own classes."""
 
     def new_body(self) -> Lowering:
-        return replace(self, draft=self.draft.new_body())
+        return replace(self, draft=self.draft.new_body(), is_body=True)
+
+    def written_method(self, node: object) -> MethodType | None:
+        """Return the method of a user's own class that answers a query and may be read; None for all other objects."""
+        if self.own_models is None or self.is_body:
+            return None
+        return classes.written_method(node, is_async=self.runs_in_loop)
 
     def require_llm(self, llm: Any) -> Any:
         """Return an LLM whose calls may be in the graph: one on the pool, or in a graph of own models one of those.
@@ -356,6 +386,15 @@ class Lowering:
         names += [name for name in self.draft.components if name not in before]
         earlier, later = self.draft.span(tuple(after)), self.draft.span(tuple(names))
         self.draft.order += [(tail, head) for tail in earlier.tails for head in later.heads]
+
+
+def import_own_code() -> ModuleType:
+    """Return the module that reads the user's own classes. Raise `NotUnderstood` without LangChain's core."""
+    try:
+        from teola_plugin.tracer.llamaindex import own_code
+    except ImportError as error:
+        raise NotUnderstood("its source is only read if the package langchain-core is installed") from error
+    return own_code
 
 
 def _calls_llm(c: Component) -> bool:

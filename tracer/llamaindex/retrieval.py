@@ -58,7 +58,7 @@ from teola_plugin.tracer.llamaindex.classes import (
     report_level,
     rule_for,
 )
-from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value
+from teola_plugin.tracer.llamaindex.lowering import Lowering, SymbolicQuery, Value, import_own_code
 from teola_plugin.tracer.llamaindex.model_calls import (
     add_own_llm_call,
     capture_payload,
@@ -80,7 +80,10 @@ def lower_retriever(lowering: Lowering, retriever: BaseRetriever, query: Symboli
     unique: Value = None
     try:
         with refuse_unknown_attributes(), lowering.marking_lowered(retriever):
-            nodes = rule_for(retriever, _RETRIEVER_RULES)(lowering, retriever, query, path, name)
+            if (method := lowering.written_method(retriever)) is not None:
+                nodes = import_own_code().lower_own_retriever(lowering, retriever, method, query, path)
+            else:
+                nodes = rule_for(retriever, _RETRIEVER_RULES)(lowering, retriever, query, path, name)
     except NotUnderstood as error:
         lowering.add_report_row(path, retriever, report_level(retriever), reason=str(error))
         return None

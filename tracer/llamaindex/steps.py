@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import CodeType, NoneType
@@ -48,8 +48,9 @@ from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
 from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value, word_set
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
-from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering, SymbolicQuery
+from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
+from teola_plugin.tracer.llamaindex.own_code import QueryBundles
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.llamaindex.step_data import (
     EventRules,
@@ -159,7 +160,7 @@ def trace_steps(
     `decide`: answers conditions on the template's input.
     """
     store = StoreRules(state_class, situation.changing)
-    reader, data, draft = _StepReader(ModelRules(own_models), store, situation), DataGuards(), Draft()
+    reader, data, draft = StepReader(ModelRules(own_models), store, situation), DataGuards(), Draft()
     step: WorkflowStep | None = steps[name]
     arguments = reader.first_events(steps[name])
     calls: dict[str, tuple[str, ...]] = {}
@@ -188,7 +189,7 @@ def trace_steps(
                 event = _fields_of_event(draft, returned, last_name, summary.mutations)
                 symbol = UNKNOWN_VALUE if event is None else reader.events.add(event, returned.kind)
                 arguments = {step.event_name: symbol}
-    _drop_behind_code(draft)
+    drop_behind_code(draft)
     last = next(reversed(draft.components), INPUT)
     traced = draft.finish(Ref(last), name)
     return TracedSteps(
@@ -291,10 +292,15 @@ def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> S
     return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
 
 
-def _drop_behind_code(draft: Draft) -> None:
-    """Drop the components that come after code which is not known: it may do anything, such as wait for a person."""
+def drop_behind_code(draft: Draft, kept: Container[str] = ()) -> None:
+    """Drop the components that come after code which is not known: it may do anything, such as wait for a person.
+
+    `kept`: names of components that were there before the code was read.
+    """
     dropped = set[str]()
     for name, component in draft.components.items():
+        if name in kept:
+            continue
         earlier = {ref.producer for _, ref in component.inputs} | {
             before for before, after in draft.order if after == name
         }
@@ -305,13 +311,14 @@ def _drop_behind_code(draft: Draft) -> None:
 
 
 @dataclass(slots=True)
-class _StepReader:
+class StepReader:
     """The rules by which LlamaIndex's objects are read, and what they have come to."""
 
     models: ModelRules
     store: StoreRules
     situation: StepSituation
     events: EventRules = field(default_factory=EventRules)
+    bundles: QueryBundles = field(default_factory=QueryBundles)
     sends_events: bool = False
     """True once a step sends events in other ways than by returning one."""
     collections: list[Collection] = field(default_factory=list)
@@ -386,7 +393,8 @@ class _StepReader:
 
     def _collect(self, interpreter: FunctionInterpreter, arguments: Arguments) -> Symbol:
         """Interpret `collect_events`, whose events are known if they were there when the step began."""
-        key, (is_known, buffer) = str(self._number_of_collections), known_value(_buffer_argument(arguments))
+        is_known, buffer = known_value(arguments.get("buffer_id", 2) or KnownValue(None))
+        key = str(self._number_of_collections)
         self._number_of_collections += 1
         kinds = dict(self.situation.collected).get(key)
         if interpreter.is_body or interpreter.nesting or not is_known or not self.events.is_first(arguments.get("ev")):
@@ -427,11 +435,12 @@ class _StepReader:
             return UNKNOWN_VALUE
         draft = interpreter.draft
         before = set(draft.components)
-        lowering = Lowering(draft=draft, own_models=self.models.own_models, runs_in_loop=is_async)
+        own_models = self.models.own_models
+        lowering = Lowering(draft=draft, own_models=own_models, runs_in_loop=is_async, is_body=interpreter.is_body)
         result: Symbol = UNKNOWN_VALUE
         try:
-            text = interpreter.to_ref(query)
-            symbolic_query, path = SymbolicQuery(text, (text,)), f"{interpreter.name}.{name}"
+            symbolic_query = self.bundles.resolve(interpreter, lowering, part, query)
+            path = f"{interpreter.name}.{name}"
             if is_instance(part, BaseRetriever):
                 result = lower_retriever(lowering, part, symbolic_query, path, path) or UNKNOWN_VALUE
             elif (answer := try_lower_query(lowering, part, symbolic_query, path)).text is not None:
@@ -448,10 +457,6 @@ class _StepReader:
 
 
 # ------------------------------------------------------------ events and nodes
-
-
-def _buffer_argument(arguments: Arguments) -> Symbol:
-    return arguments.get("buffer_id", 2) or KnownValue(None)
 
 
 def _expected_classes(symbol: Symbol | None) -> Classes | None:

@@ -41,6 +41,8 @@ class TracedEntry:
     guards: tuple[Guard, ...]
     lowered: frozenset[int]
     """Ids of the engines and retrievers whose work the graph does."""
+    own_code: tuple[str, ...] = ()
+    """Beginnings of the names of components that come from the source of the user's own classes."""
 
     @property
     def holds(self) -> bool:
@@ -48,13 +50,16 @@ class TracedEntry:
         return all(guard.holds for guard in self.guards)
 
 
-def trace(node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels | None = None) -> TracedEntry:
+def trace(
+    node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels | None = None, *, is_async: bool = False
+) -> TracedEntry:
     """Return the traced template of an entry of an object.
 
     `entry`: query, retrieve, synthesize or respond. `texts`: how many texts it is embedded by, 0 for its own.
-    `own_models`: says which models and stores of the user's own the graph may call; None for none.
+    `own_models`: says which models and stores of the user's own the graph may call; None for none. `is_async`: the
+    async method of the entry is called.
     """
-    lowering = Lowering(own_models=own_models)
+    lowering = Lowering(own_models=own_models, runs_in_loop=is_async)
     kind = _kind_of(node)
     try:
         with refuse_unknown_attributes():
@@ -69,7 +74,7 @@ def trace(node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels
         lowering.draft.nodes[:] = [*rows, *inner]
     last = next(reversed(lowering.draft.components), INPUT)
     traced = lowering.draft.finish(Ref(last) if output is None else output, kind)
-    return TracedEntry(traced, tuple(lowering.guards), frozenset(lowering.lowered))
+    return TracedEntry(traced, tuple(lowering.guards), frozenset(lowering.lowered), tuple(sorted(lowering.own_code)))
 
 
 def _report_parts(node: Any, kind: str) -> Iterator[TraceNode]:
@@ -82,6 +87,13 @@ def _report_parts(node: Any, kind: str) -> Iterator[TraceNode]:
 
 _ENTRIES = ((BaseQueryEngine, "query"), (BaseRetriever, "retrieve"), (BaseSynthesizer, "synthesize"))
 """Classes of parts, and the entry that is traced of each."""
+
+
+def entries_of(part: Any) -> tuple[str, ...]:
+    """Return the entry of an engine, a retriever or a synthesizer that is called inside of other objects."""
+    if isinstance(part, BaseSynthesizer):
+        return ("respond",)
+    return ("retrieve",) if isinstance(part, BaseRetriever) else ("query",)
 
 
 def _lower_entry(lowering: Lowering, node: Any, entry: str, query: SymbolicQuery, kind: str) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import timeit
 from collections.abc import Iterator
 from typing import Any
@@ -148,6 +149,24 @@ def test_streams_and_retrievers_and_postprocessors_have_provider_methods() -> No
             seam.provider_methods(composite)
     with pytest.raises(Unreadable, match="calls another class's methods"):
         seam.provider_methods(StructuredLLM)
+
+
+def test_written_function_is_inside_the_frameworks_span_alone() -> None:
+    def retrieve(self: Any, query_bundle: QueryBundle) -> Any:
+        return []
+
+    @functools.wraps(retrieve)
+    def checked(self: Any, query_bundle: QueryBundle) -> Any:
+        return retrieve(self, query_bundle)
+
+    def written_in(method: Any) -> Any:
+        return seam.written_function(type("Own", (BaseRetriever,), {"_retrieve": method}), "_retrieve")
+
+    assert written_in(retrieve) is retrieve
+    assert written_in(functools.cache(retrieve)) is None
+    assert written_in(checked) is None
+    with pytest.raises(Unreadable, match="no method"):
+        seam.written_function(object, "_retrieve")
 
 
 def test_embedding_method_of_lists_is_found_by_class(scope: Passing) -> None:
