@@ -105,14 +105,19 @@ def _pair_objects(items: Symbol) -> Symbol:
     """
     code = items.code if isinstance(items, Expression) else None
     is_pairing = isinstance(code, ast.Call) and isinstance(code.func, ast.Name) and code.func.id in _PAIRING
-    if not isinstance(items, Expression) or not isinstance(code, ast.Call) or not is_pairing or code.keywords:
+    if not isinstance(items, Expression) or not isinstance(code, ast.Call) or not is_pairing:
         return items
     lists = [items.objects.get(one.id) if isinstance(one, ast.Name) else None for one in code.args]
-    known_lists = [one for one in lists if type(one) in (list, tuple)]
-    if len(known_lists) < max(len(lists), 1):
+    known_lists: list[Any] = [one for one in lists if type(one) in (list, tuple)]
+    options = {one.arg or "": one.value.value for one in code.keywords if isinstance(one.value, ast.Constant)}
+    is_known = len(known_lists) == len(lists) > 0 and len(options) == len(code.keywords)
+    if not is_known or max(map(len, known_lists)) > MAX_UNROLLED_ITEMS:
         return items
-    pair = _PAIRING[code.func.id]  # type: ignore[attr-defined]
-    return ItemList(tuple(ItemList(tuple(map(KnownValue, one)), tuple) for one in pair(*known_lists)))
+    try:
+        pairs = list(_PAIRING[code.func.id](*known_lists, **options))  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # the original raises it as well
+        return items
+    return ItemList(tuple(ItemList(tuple(map(KnownValue, one)), tuple) for one in pairs))
 
 
 # ------------------------------------------------------------ loops that are interpreted as they run

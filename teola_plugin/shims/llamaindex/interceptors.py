@@ -26,7 +26,6 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery
 from llama_index_instrumentation.dispatcher import DISPATCHER_SPAN_DECORATED_ATTR
-from wrapt import FunctionWrapper
 
 from teola_plugin.request_keys import freeze
 from teola_plugin.shims.interception import (
@@ -144,13 +143,17 @@ def body_of(kind: type, name: str) -> Body:
     return original
 
 
+_Span = type(vars(BaseRetriever)["retrieve"])
+"""The class of what LlamaIndex's span decorator returns."""
+
+
 def written_function(kind: type, name: str) -> FunctionType | None:
     """Return a method of a class as it stands in the source, if nothing but LlamaIndex's span is around it.
 
     None for a method with decorators of the user's own, which may leave its code out, such as those of a cache.
     """
     method = vars(defining_class(kind, name))[name]
-    if type(method) is FunctionWrapper and hasattr(method, DISPATCHER_SPAN_DECORATED_ATTR):
+    if type(method) is _Span and hasattr(method, DISPATCHER_SPAN_DECORATED_ATTR):
         method = method.__wrapped__
     function = getattr(method, _ORIGINAL, method)
     return function if type(function) is FunctionType and not hasattr(function, "__wrapped__") else None

@@ -12,12 +12,14 @@ import pytest
 from llama_index.core import MockEmbedding, PromptTemplate, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.base.response.schema import Response
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
-from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import TransformRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.tools import QueryEngineTool
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from pydantic import PrivateAttr
 from support.hosted_steps import HostedLLM
@@ -131,6 +133,21 @@ class Responding(BaseQueryEngine):
         return Response(f"{first} {second}")
 
 
+class Paired(CustomQueryEngine):
+    """Asks several models, each in a role of its own."""
+
+    llms: list[Any]
+    roles: list[str] = ["cook", "farmer"]
+
+    def custom_query(self, query_str: str) -> str:
+        answers = []
+        for llm, role in zip(self.llms, self.roles, strict=False):
+            answers.append(str(llm.complete(f"As a {role}: {query_str}")))
+        for llm, role in zip(self.llms, self.roles):  # noqa: B905
+            answers.append(str(llm.complete(f"Once more, as a {role}: {query_str}")))
+        return " ".join(answers)
+
+
 class Rewriting(BaseRetriever):
     """Retrieves for several queries, which a model writes one after the other."""
 
@@ -196,12 +213,50 @@ class WithSteps(Workflow):
         return StopEvent(result=str(await self.engine.aquery(ev.query)))
 
 
+class Both(BaseRetriever):
+    """Asks two retrievers with one bundle, which keeps the vector that the first of them makes."""
+
+    def __init__(self, llm: Any, retrievers: list[Any]) -> None:
+        self._llm, self._retrievers = llm, retrievers
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        first, second = self._retrievers
+        nodes = first.retrieve(query_bundle)
+        self._llm.complete(f"praise {query_bundle.query_str}")
+        self._llm.complete(f"blame {query_bundle.query_str}")
+        more_nodes = second.retrieve(query_bundle)
+        query_bundle.query_str = "barley"
+        self._llm.complete(f"praise {query_bundle.query_str}")
+        return [*nodes, *more_nodes]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        first, second = self._retrievers
+        nodes = await first.aretrieve(query_bundle)
+        await self._llm.acomplete(f"praise {query_bundle.query_str}")
+        await self._llm.acomplete(f"blame {query_bundle.query_str}")
+        return [*nodes, *await second.aretrieve(query_bundle)]
+
+
+def both(llm: HostedLLM, index: Any) -> Any:
+    return Both(llm, [index.as_retriever(similarity_top_k=count) for count in (1, 2)])
+
+
+def both_models(llm: HostedLLM, index: Any) -> Any:
+    other_index = VectorStoreIndex([one.node for one in NODES[1:]], embed_model=MockEmbedding(embed_dim=2))
+    return Both(llm, [index.as_retriever(similarity_top_k=1), other_index.as_retriever(similarity_top_k=1)])
+
+
 def perspectives(llm: HostedLLM, index: Any) -> Any:
     return Perspectives(llm=llm, retriever=index.as_retriever())
 
 
 def async_perspectives(llm: HostedLLM, index: Any) -> Any:
     return AsyncPerspectives(llm=llm, retriever=index.as_retriever())
+
+
+def paired(llm: HostedLLM, index: Any) -> Any:
+    return Paired(llms=[llm, llm])
 
 
 def responding(llm: HostedLLM, index: Any) -> Any:
@@ -226,7 +281,33 @@ def inside_itself(llm: HostedLLM, index: Any) -> Any:
     return Perspectives(llm=llm, retriever=rewriting(llm, index))
 
 
+class First(BaseSelector):
+    """Chooses the first engine."""
+
+    def _select(self, choices: Any, query: Any) -> Any:
+        return SelectorResult(selections=[SingleSelection(index=0, reason="")])
+
+    async def _aselect(self, choices: Any, query: Any) -> Any:
+        return self._select(choices, query)
+
+    def _get_prompts(self) -> Any:
+        return {}
+
+    def _update_prompts(self, prompts: Any) -> None: ...
+
+
+def routed(llm: HostedLLM, index: Any) -> Any:
+    tool = QueryEngineTool.from_defaults(Responding(llm), name="responding", description="responds")
+    return RouterQueryEngine(First(), [tool], llm=llm, summarizer=get_response_synthesizer(llm=llm))
+
+
 # ------------------------------------------------------------ calls that start early
+
+
+@pytest.fixture(autouse=True, scope="module")
+def running_threads() -> None:
+    """Start the threads that prefetch: the first query waits for them."""
+    run(responding, is_fast=True)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +316,20 @@ def inside_itself(llm: HostedLLM, index: Any) -> Any:
         (perspectives, False),
         (perspectives, True),
         (async_perspectives, True),
+        (paired, False),
         (responding, False),
         (responding, True),
         (rewriting, False),
         (rewriting, True),
         (fusing, False),
+        (both, False),
+        (both, True),
+        (both_models, False),
+        (both_models, True),
         (inside_engine, False),
         (inside_engine, True),
         (inside_itself, False),
+        (routed, False),
     ],
 )
 def test_certain_calls_of_own_classes_are_prefetched(make: Any, is_async: bool) -> None:
