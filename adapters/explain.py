@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from teola_plugin.adapters.plan_report import CallRow, Explanation, OwnCalls, PlanReport, Reason, Status, leaves_of
@@ -16,6 +16,7 @@ from teola_plugin.adapters.plan_summary import (
     listed,
     lookahead_starts,
     prefetch_starts,
+    runs_user_code,
     speculative_names,
 )
 from teola_plugin.graph import LLM_KINDS, Graph, InstancePath, Primitive, PrimitiveKind, Role, is_impure
@@ -26,6 +27,7 @@ from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import CreatedModel, TraceResult
+from teola_plugin.tracer.functions.pruning import is_user_code
 
 _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0
@@ -115,7 +117,7 @@ def _with_prefetched_calls(
 def _why_none(source: Graph | None) -> str:
     """Say why nothing begins early."""
     names = [] if source is None else list(dict.fromkeys(component_of(p.id) for p in source if asks(p)))
-    code = [] if source is None else list(dict.fromkeys(component_of(p.id) for p in source if is_impure(p)))
+    code = [] if source is None else list(dict.fromkeys(component_of(p.id) for p in source if runs_user_code(p)))
     if not names:
         return "it asks no engine, model or retriever that is known before it runs"
     if len(names) == 1:
@@ -358,10 +360,8 @@ def call_rows(
                 explanation = if_dedicated.explain(name, own_calls)
             if not start and explanation is None:
                 explanation = _explain_in_place(name, key, optimised, own_calls, forms)
-            if explanation is not None and explanation.reason is Reason.BEHIND_CODE:
-                explanation = Explanation(
-                    explanation.reason, explanation.names, traced.sources.get(f"{explanation.names[-1]}.code", "")
-                )
+            if explanation is not None and explanation.reason in (Reason.BEHIND_CODE, Reason.PROMPT_AT_RUN_TIME):
+                explanation = replace(explanation, source=_source_of(explanation.names[-1], traced.sources))
             prefetch_status = Status.SPECULATIVE if name in speculative else Status.PREFETCHED
             names.append(leaf.name)
             yield CallRow(
@@ -377,14 +377,20 @@ def call_rows(
     for component in traced.template.components:
         path, is_seen = paths.get(component.name, ""), any(one.startswith(f"{component.name}.") for one in names)
         creates_model = any(one.startswith(f"{component.name.removesuffix('.code')}:") for one in traced.created_models)
-        is_unseen = component.role is Role.OPAQUE and path not in own_calls.left and not is_seen
+        is_code = component.role is Role.OPAQUE and is_user_code(component)
+        is_unseen = is_code and path not in own_calls.left and not is_seen
         if is_unseen and not creates_model:
             class_name = next((node.class_name for node in traced.report if node.path == path), "")
-            source = traced.sources.get(f"{component.name}.code") or path
+            source = _source_of(component.name, traced.sources) or path
             yield CallRow(
                 component.name, Status.NOT_SEEN, class_name, source, explanation=Explanation(Reason.UNKNOWN_CODE)
             )
     yield from left_rows({**own_calls.left, **created_models(traced.created_models)}, traced.sources)
+
+
+def _source_of(name: str, sources: Mapping[str, str]) -> str:
+    """Return `file:line` of the code that a component stands for; of a function, of its code that is not understood."""
+    return sources.get(f"{name}.code") or sources.get(name, "")
 
 
 def created_models(models: Mapping[str, CreatedModel]) -> dict[str, tuple[str, Explanation]]:
@@ -439,7 +445,10 @@ def _explain_in_place(
         return Explanation(Reason.NOT_SOONER)
     if not names:
         return Explanation(Reason.FIRST)
-    return Explanation(Reason.BEHIND_CODE if any(map(is_impure, direct)) else Reason.NEEDS_RESULTS, names)
+    code = [p for p in direct if is_impure(p)]
+    if code and not any(map(runs_user_code, code)):
+        return Explanation(Reason.PROMPT_AT_RUN_TIME, tuple(dict.fromkeys(component_of(p.id) for p in code)))
+    return Explanation(Reason.BEHIND_CODE if code else Reason.NEEDS_RESULTS, names)
 
 
 def _passes(optimised: Optimised) -> str:
@@ -490,5 +499,5 @@ def _advice(graph: Graph, context: PassContext) -> Iterator[str]:
     prefetched_names = [p.id for p in graph if p.on_engine or p.holds_fragment]
     for p in graph:
         is_read = any(name.startswith(f"{p.id}.") for name in prefetched_names)  # calls of this code are in the graph
-        if p.kind is _K.OPAQUE and not is_read:
+        if p.kind is _K.OPAQUE and runs_user_code(p) and not is_read:
             yield f"{p.id} is user code: what depends on it starts when it has run"

@@ -43,6 +43,7 @@ class Reason(Enum):
     FIRST = "nothing stands before it"
     NEEDS_RESULTS = "it needs what {names} gives"
     BEHIND_CODE = "it waits for the code of {names}{where}"
+    PROMPT_AT_RUN_TIME = "its prompt is known only at run time{where}"
     UNKNOWN_UPDATES = "the updates of {names} are known only at run time{where}"
     WAITS_FOR_EVENT = "it waits for an event, after which its step begins anew, so calls behind it are not known before"
     RUNS_WORKFLOW = "it runs {names}, whose steps and tools may do anything, so calls behind it are not known before"

@@ -14,6 +14,7 @@ from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
+from teola_plugin.tracer.functions.pruning import RUN_TIME_EFFECTS
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.plan_report import OwnCalls
@@ -197,10 +198,15 @@ def _freed(source: Graph, graph: Graph, own_calls: OwnCalls | None) -> dict[str,
             dropped = {
                 component_of(one)
                 for one in dropped_waits(p.id, source, graph)
-                if asks(source[one]) or is_impure(source[one])
+                if asks(source[one]) or runs_user_code(source[one])
             } - {name}
             dropped_by_name.setdefault(name, set()).update(dropped)
     return {name: dropped for name, dropped in dropped_by_name.items() if dropped}
+
+
+def runs_user_code(p: Primitive) -> bool:
+    """Return True for user code that may do anything, so not for what only computes a value at run time."""
+    return is_impure(p) and p.effects != RUN_TIME_EFFECTS
 
 
 def asks(p: Primitive) -> bool:

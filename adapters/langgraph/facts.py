@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -37,7 +37,7 @@ from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
 from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_framework_code
-from teola_plugin.tracer.functions.pruning import uses_engine
+from teola_plugin.tracer.functions.pruning import is_user_code, uses_engine
 from teola_plugin.tracer.functions.pure_expressions import STATE, Answer, Condition
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
@@ -284,7 +284,7 @@ class GraphFacts:
             components = {} if plan is None else {component.name: component for component in plan.template.components}
             if plan is None or call.name not in components:
                 continue
-            waits = _waits_of(plan, call.name)
+            waits = _waits_of(components, call.name)
             if any(self._is_left(components[one]) for one in (call.name, *waits)):
                 continue
             begins = _sooner(self.plans.optimised(plan), targets)
@@ -355,9 +355,14 @@ class GraphFacts:
         component = self._visited[node.name][0].components.get(call)
         if component is not None and self._is_left(component):
             return Explanation(Reason.STREAMED)
+        draft = self._visited[node.name][0]
+        waits = _waits_of(draft.components, call) if component is not None else []
+        computed_values = [one for one in waits if _is_run_time_value(draft.components[one])]
+        if computed_values:
+            return Explanation(Reason.PROMPT_AT_RUN_TIME, source=draft.sources.get(computed_values[0], ""))
         previous = [one for one in shape.nodes.values() if node.name in _successors(one) and one.name != START]
         if not previous or node.name in self.first_nodes:
-            return Explanation(Reason.FIRST)
+            return self._reason_in_first_node(draft, call, waits)
         if node.skippable:
             is_cached = getattr(self.graph.nodes[node.name], "cache_policy", None) or self.graph.cache_policy
             return (
@@ -401,6 +406,17 @@ class GraphFacts:
             return Explanation(Reason.UNKNOWN_UPDATES, (node.name,), source)
         return Explanation(Reason.BEHIND_OTHERS)
 
+    def _reason_in_first_node(self, draft: Draft, call: str, waits: Sequence[str]) -> Explanation:
+        """Say why a call starts in its place whose node is the first. `waits`: what it waits for directly."""
+        calls = [name for name in waits if uses_engine(draft.components[name])]
+        if calls:
+            return Explanation(Reason.NEEDS_RESULTS, tuple(calls))
+        names = list(draft.components)
+        code = [name for name in names[: names.index(call)] if is_user_code(draft.components[name])]
+        if code:
+            return Explanation(Reason.BEHIND_CODE, (code[-1],), draft.sources.get(code[-1], ""))
+        return Explanation(Reason.FIRST)
+
     def _explain_undedicated(self, call: str) -> Explanation | None:
         """Return which engines keep a call in its place by not being dedicated; None if that is not the reason."""
         if self.plans is None:
@@ -415,8 +431,8 @@ class GraphFacts:
             plan = self._lookahead(self._shape, name)
         except Exception:  # nothing is known of the nodes from there on
             return []
-        is_planned = any(component.name == call for component in plan.template.components)
-        waits = _waits_of(plan, call) if is_planned else []
+        components = {component.name: component for component in plan.template.components}
+        waits = _waits_of(components, call) if call in components else []
         return waits if _user_code(plan).isdisjoint(waits) else []
 
 
@@ -507,9 +523,13 @@ def _every_site(optimised: Any) -> frozenset[str]:
     return frozenset(one.attributes.wrapped for p in optimised.graph for one in leaf_primitives(p))
 
 
-def _waits_of(plan: TraceResult, call: str) -> list[str]:
-    """Return the calls of engines, and the user code, that a call in a plan waits for directly."""
-    components = {component.name: component for component in plan.template.components}
+def _is_run_time_value(component: Component) -> bool:
+    """Return True for a value that only the run can tell, and that code without side effects computes."""
+    return component.role is Role.OPAQUE and not is_user_code(component)
+
+
+def _waits_of(components: Mapping[str, Component], call: str) -> list[str]:
+    """Return the calls of engines, and the user code, that a call among these components waits for directly."""
     waits, pending, seen = dict[str, None](), [ref.producer for _, ref in components[call].inputs], set[str]()
     while pending:
         name = pending.pop(0)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import collections
+import datetime
 import logging
 import os
+import re
+import string
+import uuid
+import zoneinfo
 from collections.abc import Sequence
 from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -47,8 +53,10 @@ from teola_plugin.tracer.functions.pure_expressions import (
     STATE,
     ModelDump,
     compile_pure,
+    computed_at_run_time,
     is_setting,
     is_small,
+    is_standard_object,
 )
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
@@ -76,14 +84,27 @@ from teola_plugin.tracer.source import source_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _HARMLESS_MODULES = word_set(
-    "base64 builtins collections copy datetime hashlib html itertools json logging math operator pprint random re",
-    "statistics string textwrap time uuid",
+    "_hashlib base64 builtins collections copy datetime genericpath hashlib html itertools json logging math operator",
+    "posixpath pprint random re secrets statistics string textwrap time uuid",
     "ray.experimental.tqdm_ray ray.serve._private.logging_utils ray.train.v2._internal.logging.patch_print",
 )
 """Modules whose functions write nothing that an engine reads.
 
 They are modules of the standard library, and those of Ray that replace `builtins.print` by a print of their own.
 """
+_DATA_MODULES = word_set(
+    "_hashlib base64 copy datetime genericpath html json math posixpath random re secrets statistics string textwrap",
+    "time uuid",
+)
+"""Modules of the standard library whose functions give plain data if their arguments are plain data."""
+_DATA_BUILTINS = (ascii, bin, chr, divmod, format, hash, hex, oct, ord, pow, repr)
+_DATA_CLASSES = (
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, zoneinfo.ZoneInfo, uuid.UUID),
+    *(collections.Counter, string.Template),
+)
+"""Classes whose objects are as plain as what they are made of."""
+_METHOD_TYPES = (MethodType, BuiltinFunctionType, type(re.compile("").sub))
+_NO_OWNER = KnownValue(None)
 _MUTATING_FUNCTIONS = word_set("delattr delitem iadd iconcat imul ior setattr setitem shuffle")
 """Functions of the standard library that change their first argument."""
 _ITERATING = (enumerate, frozenset, len, list, max, min, reversed, set, sorted, tuple, zip)
@@ -145,9 +166,8 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
             if method in MUTATING_METHODS:
                 interpreter.mutations.add(owner)
             return result
-        if isinstance(owner, Unknown) and method in (*METHODS, *MUTATING_METHODS):
-            Arguments.evaluate(interpreter, node)
-            return UNKNOWN_VALUE
+        if isinstance(owner, Unknown) and (owner.is_plain or method in (*METHODS, *MUTATING_METHODS)):
+            return _call_unknown_method(interpreter, node, node.func, owner)
         func = read_attribute(interpreter, owner, method)
     else:
         func = interpreter.evaluate(node.func)
@@ -158,6 +178,22 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
 
 def _is_data(value: object) -> bool:
     return is_constant(value) or type(value) in (dict, list, tuple, set) or value is os.environ
+
+
+def _call_unknown_method(
+    interpreter: FunctionInterpreter, node: ast.Call, func: ast.Attribute, owner: Unknown
+) -> Symbol:
+    """Return what a method of a value gives that is known only at run time."""
+    arguments = Arguments.evaluate(interpreter, node)
+    result = _call_at_run_time(arguments, owner)
+    if result.is_plain or func.attr in METHODS:
+        return result
+    if isinstance(func.value, ast.Name):  # it may hold an object of another kind now
+        interpreter.frame.names[func.value.id] = UNKNOWN_VALUE
+    if func.attr in MUTATING_METHODS:
+        return UNKNOWN_VALUE
+    _record_mutations(interpreter, UNKNOWN_VALUE, arguments)
+    return call_user_function(interpreter, UNKNOWN_VALUE, UNKNOWN_VALUE, arguments)
 
 
 def _call_own_method(interpreter: FunctionInterpreter, node: ast.Call, owner: DataObject, name: str) -> Symbol | None:
@@ -195,7 +231,7 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
     if value is os.getenv:
         environment = interpreter.to_expression(KnownValue(os.environ))
         if environment is None:
-            return UNKNOWN_VALUE
+            return _call_at_run_time(arguments)
         method = ast.Attribute(environment.code, "get", ast.Load())
         return _call_pure(interpreter, Expression(method, environment.refs), arguments)
     if (result := fields_of_class(value, arguments.symbols or ())) is not None:
@@ -221,8 +257,10 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         result = make_data_object(interpreter, value, symbols, arguments.keywords, arguments.unpacked)
         if result is not None:
             return result
-    if _is_harmless(value):
-        return UNKNOWN_VALUE
+    if _is_harmless(value) or _is_standard(value):
+        result = _call_at_run_time(arguments) if _gives_plain_data(value) else UNKNOWN_VALUE
+        if result.is_plain or not _is_standard(value):  # else it may call what it is given
+            return result
     return call_user_function(interpreter, func, value, arguments)
 
 
@@ -318,9 +356,9 @@ def _only_reads(interpreter: FunctionInterpreter, call: ast.Call) -> bool:
     symbol = interpreter.evaluate(func) if isinstance(root, ast.Name) else UNKNOWN_VALUE
     if not isinstance(symbol, (KnownValue, LocalFunction)):
         return False
-    if isinstance(symbol, KnownValue) and any(symbol.value is pure for pure in CALLABLES):
-        return True
-    return (isinstance(symbol, KnownValue) and _is_harmless(symbol.value)) or _only_asks(interpreter, symbol, call)
+    value = symbol.value if isinstance(symbol, KnownValue) else None
+    is_pure = any(value is pure for pure in CALLABLES)
+    return is_pure or _is_harmless(value) or _is_standard(value) or _only_asks(interpreter, symbol, call)
 
 
 def _only_asks(interpreter: FunctionInterpreter, func: KnownValue | LocalFunction, call: ast.Call) -> bool:
@@ -346,19 +384,36 @@ def _is_harmless(func: Any) -> bool:
         func = func.__func__ if is_instance(func.__self__, logging.Logger) else None
     if type(func) not in (FunctionType, BuiltinFunctionType) or any(func is one for one in (exec, eval)):
         return False
+    return _module_of(func) in _HARMLESS_MODULES
+
+
+def _is_standard(func: Any) -> bool:
+    """Return True for a class of data of the standard library, and for a method of such an object."""
+    is_method = type(func) in _METHOD_TYPES and is_standard_object(func.__self__)
+    return is_method or any(func is one for one in _DATA_CLASSES)
+
+
+def _module_of(func: Any) -> str:
+    """Return the name of the module that defines a function, or the class that a builtin class method belongs to."""
     owner = getattr(func, "__self__", None)
-    module = func.__module__ or (owner.__module__ if isinstance(owner, type) else "")
-    return module in _HARMLESS_MODULES
+    return func.__module__ or (owner.__module__ if isinstance(owner, type) else "")
+
+
+def _gives_plain_data(func: Any) -> bool:
+    """Return True for a function without side effects that gives plain data if its arguments are plain data."""
+    return _is_standard(func) or _module_of(func) in _DATA_MODULES or any(func is one for one in _DATA_BUILTINS)
 
 
 # ------------------------------------------------------------ pure functions, methods of values
 
 
-def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) -> Symbol:
-    """Return the call of a pure function as an expression."""
+def _call_pure(
+    interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments, owner: Symbol = _NO_OWNER
+) -> Symbol:
+    """Return the call of a pure function as an expression. `owner`: the value whose method it is, if it is one."""
     symbols = arguments.symbols
     if not arguments.complete or symbols is None:
-        return UNKNOWN_VALUE
+        return _call_at_run_time(arguments, owner)
     if isinstance(func, KnownValue) and any(func.value is one for one in _ITERATING):
         symbols = list(map(iterated, symbols))
     if isinstance(func, KnownValue) and func.value is len and len(symbols) == 1 and isinstance(symbols[0], ItemList):
@@ -366,13 +421,13 @@ def _call_pure(interpreter: FunctionInterpreter, func: Symbol, arguments: Argume
     template = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.keywords])
     call = compose(interpreter, template, {"func": func, "args": list(map(_code_of_lambda, symbols))})
     if not isinstance(call, Expression):
-        return call
+        return _call_at_run_time(arguments, owner) if isinstance(call, Unknown) else call
     assert isinstance(call.code, ast.Call)
     expressions, keywords = [call], []
     for name, symbol in arguments.keywords.items():
         expression = interpreter.to_expression(_code_of_lambda(symbol))
         if expression is None:
-            return UNKNOWN_VALUE
+            return _call_at_run_time(arguments, owner)
         keywords.append(ast.keyword(name, expression.code))
         expressions.append(expression)
     return Expression(ast.Call(call.code.func, call.code.args, keywords), *merge_inputs(expressions))
@@ -392,6 +447,11 @@ def _code_of_lambda(symbol: Symbol) -> Symbol:
     names = free_names([definition])
     is_closed = names <= BUILTINS and names.isdisjoint(func.__globals__) and not func.__code__.co_freevars
     return Expression(definition) if is_closed else symbol
+
+
+def _call_at_run_time(arguments: Arguments, owner: Symbol = _NO_OWNER) -> Unknown:
+    """Return the result of a call without side effects of its own that is no expression."""
+    return computed_at_run_time((owner, *arguments.all_items())) if arguments.complete else UNKNOWN_VALUE
 
 
 def _copy_list(kind: type, arguments: Arguments) -> Symbol | None:
@@ -453,9 +513,9 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
     if name in METHODS:
         expression = interpreter.to_expression(owner)
         if expression is None:
-            return UNKNOWN_VALUE
+            return _call_at_run_time(arguments, owner)
         method = ast.Attribute(expression.code, name, ast.Load())
-        return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments)
+        return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments, owner)
     if name in _DUMP_METHODS and (dump := _dump_model(interpreter, owner, name, arguments)) is not None:
         return dump
     if name in ("append", "extend", "insert") and isinstance(owner, Ref) and find_assignment(interpreter, func.value):

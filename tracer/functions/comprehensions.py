@@ -149,7 +149,7 @@ def _is_field(item: Item) -> bool:
     """Return True for a field of a dataclass, and for the name and the description of a field of a model."""
     if isinstance(item, ItemList) and len(item.items) == 2:
         is_known, name = known_value(item.items[0]) if not isinstance(item.items[0], Spread) else (False, None)
-        return is_known and type(name) is str and item.items[1] == UNKNOWN_VALUE
+        return is_known and type(name) is str and isinstance(item.items[1], Unknown)
     return isinstance(item, KnownValue) and type(item.value) is dataclasses.Field
 
 

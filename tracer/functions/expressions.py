@@ -25,7 +25,7 @@ from teola_plugin.tracer.functions.operations import (
     read_attribute,
     read_key,
 )
-from teola_plugin.tracer.functions.pure_expressions import is_small, truth_of
+from teola_plugin.tracer.functions.pure_expressions import computed_at_run_time, is_small, truth_of
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -103,7 +103,9 @@ def _evaluate_subscript(interpreter: FunctionInterpreter, node: ast.Subscript) -
     """Evaluate `owner[key]` and `owner[start:stop]`: what is known of the item, else an expression."""
     owner = interpreter.evaluate(node.value)
     if isinstance(owner, Unknown):
-        return owner
+        bounds = [node.slice.lower, node.slice.upper, node.slice.step] if isinstance(node.slice, ast.Slice) else None
+        parts = [node.slice] if bounds is None else [bound for bound in bounds if bound is not None]
+        return computed_at_run_time((owner, *map(interpreter.evaluate, parts)))
     if isinstance(node.slice, ast.Slice):
         return _evaluate_slice(interpreter, node, owner, node.slice)
     key = interpreter.evaluate(node.slice)
@@ -128,7 +130,7 @@ def _evaluate_slice(
             return UNKNOWN_VALUE
     expression, slice_symbol = interpreter.to_expression(owner), compose(interpreter, slice_node, bounds)
     if expression is None or not isinstance(slice_symbol, Expression):
-        return UNKNOWN_VALUE
+        return computed_at_run_time((owner, *bounds.values()))
     code = ast.Subscript(expression.code, slice_symbol.code, ast.Load())
     part = Expression(code, *merge_inputs((expression, slice_symbol)))
     return evaluate_known(part) if is_small(code) else UNKNOWN_VALUE

@@ -25,13 +25,14 @@ from teola_plugin.tracer.draft import Draft, Span, mark_fallible
 from teola_plugin.tracer.functions.frames import CallFrame, enter_call
 from teola_plugin.tracer.functions.lookup import note_environment
 from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
-from teola_plugin.tracer.functions.pruning import prune_body
+from teola_plugin.tracer.functions.pruning import RUN_TIME_EFFECTS, is_user_code, prune_body
 from teola_plugin.tracer.functions.pure_expressions import (
     NAME_PREFIX,
     Decide,
     compile_pure,
     constant_node,
     decide_on_input,
+    is_plain_data,
     is_small,
     read_field,
     read_setting,
@@ -472,16 +473,39 @@ class FunctionInterpreter:
     def _to_ref_or_user_code(self, symbol: Symbol) -> Ref:
         """Return a ref for a part of a prompt, which may begin with what is known though this part is not.
 
-        A part that is not known comes from user code. Raises `NotUnderstood` in a body, which has none.
+        A part that is not known comes from user code, unless it is data that only the run can tell. Raises
+        `NotUnderstood` in a body, which has neither.
         """
         try:
             return self.to_ref(symbol)
         except NotUnderstood:
             if self.is_body:
                 raise
+        if is_plain_data(symbol):
+            return self._add_run_time_value()
         if not self._user_code:
             self.add_user_code()
         return Ref(self._user_code)
+
+    def to_call_input(self, symbol: Symbol) -> Ref:
+        """Return the input of a call as a ref: if only the run can tell it, of a value for which no other call waits.
+
+        Raise `NotUnderstood` for one that code of the user's makes as it is passed on, and in a body for any such one.
+        """
+        try:
+            return self.to_ref(symbol)
+        except NotUnderstood:
+            is_made_here = isinstance(symbol, (Expression, Text)) and not is_plain_data(symbol)
+            if self.is_body or is_made_here:
+                raise
+        return self._add_run_time_value()
+
+    def _add_run_time_value(self) -> Ref:
+        """Add a component for a value that only the run can tell. What comes after it does not wait for it."""
+        name = self.draft.name(f"{self.name}.prompt")
+        self.note_source(name)
+        self.draft.order += [(tail, name) for tail in self.span.tails]
+        return self.draft.add(Component(name, Role.OPAQUE, effects=RUN_TIME_EFFECTS))
 
     # ------------------------------------------------------------ engines
 
@@ -516,7 +540,13 @@ class FunctionInterpreter:
             trace_into(trial, runnable, Ref(INPUT), "", location, {}, find_leaf=find_leaf)
             if _has_user_code(trial.components.values()):
                 self.add_user_code()
-            return UNKNOWN_VALUE
+                return UNKNOWN_VALUE
+            try:
+                value = self.to_call_input(argument)
+            except NotUnderstood:
+                if not self.is_body:
+                    self.add_user_code()
+                return UNKNOWN_VALUE
         result, span = trace_into(
             self.draft, runnable, value, self.name, location, kwargs, may_stream=streamed, find_leaf=find_leaf
         )
@@ -627,4 +657,4 @@ class FunctionInterpreter:
 
 
 def _has_user_code(components: Iterable[Component]) -> bool:
-    return any(component.role in (Role.OPAQUE, Role.TOOL) for component in components)
+    return any(map(is_user_code, components))

@@ -52,6 +52,7 @@ from teola_plugin.tracer.functions.symbols import (
     KnownValue,
     Spread,
     Symbol,
+    Unknown,
     symbol_of_item,
 )
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -319,7 +320,7 @@ class Accumulators:
         for name in self.initial:
             value = names_after.get(name, UNKNOWN_VALUE)
             item = value.items[0] if isinstance(value, ItemList) and len(value.items) == 1 else Spread(value)
-            if symbol_of_item(item) is not UNKNOWN_VALUE:
+            if not isinstance(symbol_of_item(item), Unknown):
                 added[name] = item
         return added
 

@@ -15,7 +15,12 @@ from typing import Any
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import getter_of, is_framework_code, read_object_attribute
-from teola_plugin.tracer.functions.pure_expressions import compile_pure, evaluate_constant, is_small
+from teola_plugin.tracer.functions.pure_expressions import (
+    compile_pure,
+    computed_at_run_time,
+    evaluate_constant,
+    is_small,
+)
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     AwaitableValue,
@@ -46,6 +51,9 @@ def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[
 
     The result is unknown if an operand is, or if the expression becomes too large; a constant if it has no refs.
     """
+    all_operands = [
+        one for operand in operands.values() for one in (operand if isinstance(operand, list) else [operand])
+    ]
     expressions: list[Expression] = []
     fields: dict[str, Any] = {name: getattr(node, name, None) for name in node._fields}
     for name, operand in operands.items():
@@ -53,13 +61,13 @@ def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[
         parts = [interpreter.to_expression(symbol) for symbol in symbols]
         known_parts = [part for part in parts if part is not None]
         if len(known_parts) < len(parts):
-            return UNKNOWN_VALUE
+            return computed_at_run_time(all_operands)
         expressions += known_parts
         codes = [part.code for part in known_parts]
         fields[name] = codes if isinstance(operand, list) else codes[0]
     code = type(node)(**fields)
     if not is_small(code):
-        return UNKNOWN_VALUE
+        return computed_at_run_time(all_operands)
     expression = Expression(code, *merge_inputs(expressions))
     if expression.refs:
         return expression
@@ -130,7 +138,7 @@ def read_attribute(interpreter: FunctionInterpreter, owner: Symbol, name: str) -
             return interpreter.to_ref(field)  # a CALL can read a field of the user's own class, an expression cannot
         except NotUnderstood:
             return UNKNOWN_VALUE
-    return UNKNOWN_VALUE
+    return computed_at_run_time((owner,)) if isinstance(owner, Unknown) else UNKNOWN_VALUE
 
 
 def _read_attribute_of_object(interpreter: FunctionInterpreter, owner: KnownValue, name: str) -> Symbol:
@@ -201,6 +209,8 @@ def assign_names(interpreter: FunctionInterpreter, target: ast.expr, value: Symb
             if item is None and not has_starred and isinstance(value, (Expression, Ref)):
                 template = ast.Subscript(ast.Constant(0), ast.Constant(0), ast.Load())
                 item = compose(interpreter, template, {"value": value, "slice": KnownValue(index)})
+            if item is None and isinstance(value, Unknown):
+                item = value
             inner_target = element.value if isinstance(element, ast.Starred) else element
             assign_names(interpreter, inner_target, UNKNOWN_VALUE if item is None else item)
 
@@ -270,8 +280,10 @@ def _format_part(interpreter: FunctionInterpreter, part: ast.expr) -> Piece:
         return written_value(interpreter, value)
     expression = interpreter.to_expression(value)
     spec_parts = spec.values if isinstance(spec, ast.JoinedStr) else [] if spec is None else [spec]
-    if expression is None or not all(isinstance(spec_part, ast.Constant) for spec_part in spec_parts):
+    if not all(isinstance(spec_part, ast.Constant) for spec_part in spec_parts):
         return UNKNOWN_VALUE
+    if expression is None:
+        return computed_at_run_time((value,))
     code = ast.JoinedStr([ast.FormattedValue(expression.code, part.conversion, spec)])
     return Expression(code, expression.refs, expression.objects)
 

@@ -7,15 +7,22 @@ from dataclasses import replace
 
 from teola_plugin.graph import ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import Draft, Names, Span
-from teola_plugin.tracer.leaf import searches_own_store
+from teola_plugin.tracer.leaf import PERMISSION, searches_own_store
 
 _USER_CODE = (Role.OPAQUE, Role.TOOL)
+RUN_TIME_EFFECTS = (PERMISSION,)
+"""Effects of an OPAQUE component that stands for a value which code without side effects computes at run time."""
 EMPTY_SPAN = Span()
 
 
 def uses_engine(component: Component) -> bool:
     """Return True if the component, or the body that it runs, sends requests to an engine."""
     return bool(component.engine or component.embedder) or component.body is not None
+
+
+def is_user_code(component: Component) -> bool:
+    """Return True for code that may do anything, so not for code that computes a value at run time and only reads."""
+    return component.role in _USER_CODE and component.effects != RUN_TIME_EFFECTS
 
 
 def prune_body(
@@ -42,17 +49,18 @@ def prune_body(
 def prune_function(draft: Draft, span: Span, helpers: set[str], outputs: set[str]) -> tuple[set[str], Span]:
     """Keep the components of a function that can run before the original gets there, and prompts that can begin.
 
-    Components that write are kept as well: what is ordered after them waits. `helpers` that neither a component nor
-    `outputs` reads are dropped.
+    Components that write are kept as well: what is ordered after them waits. So are those that only wait for a value
+    which the run computes: they stay in their place, but what is ordered after them does not. `helpers` that neither a
+    component nor `outputs` reads are dropped.
 
     Returns the names of all components that wait for user code, and the span of what is left.
     """
     waiting = _waiting_for_user_code(draft)
-    user_code = next((c.name for c in draft.components.values() if c.role in _USER_CODE), "")
+    user_code = next((c.name for c in draft.components.values() if is_user_code(c)), "")
     dropped = []
     for name in waiting:
         c = draft.components[name]
-        if c.role in _USER_CODE:
+        if is_user_code(c):
             draft.components[name] = replace(c, inputs=())
         elif _has_known_prefix(c, waiting) or any(effect.writes for effect in c.effects):
             inputs = tuple((key, Ref(user_code) if ref.producer in waiting else ref) for key, ref in c.inputs)
@@ -69,7 +77,7 @@ def _waiting_for_user_code(draft: Draft, *, with_searches: bool = False) -> set[
     """
     names: set[str] = set()
     for c in draft.components.values():
-        is_waiting = c.role in _USER_CODE or (with_searches and searches_own_store(c))
+        is_waiting = is_user_code(c) or (with_searches and searches_own_store(c))
         if is_waiting or any(ref.producer in names for _, ref in c.inputs):
             names.add(c.name)
     return names

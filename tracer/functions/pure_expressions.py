@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import datetime
+import os
+import random
+import re
+import string
+import uuid
+import zoneinfo
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType, MemberDescriptorType
@@ -14,13 +21,18 @@ from langchain_core.messages import BaseMessage
 from teola_plugin.graph import INPUT, Ref, UnfitValue, read_path
 from teola_plugin.tracer.functions.lookup import MAX_ITEMS, MAX_NESTING, is_framework_code, is_subclass
 from teola_plugin.tracer.functions.symbols import (
+    RUN_TIME_VALUE,
+    UNKNOWN_VALUE,
     Expression,
     Fields,
+    Instance,
+    Item,
     ItemList,
     KnownValue,
     Spread,
     Symbol,
     Text,
+    Unknown,
     is_constant,
     merge_inputs,
     word_set,
@@ -35,7 +47,7 @@ from teola_plugin.tracer.purity.purity import (
     is_plain,
     read_property,
 )
-from teola_plugin.tracer.symbols import NotUnderstood
+from teola_plugin.tracer.symbols import NotUnderstood, Prompted
 
 NAME_PREFIX = "teola_"
 """Beginning of the names that stand for refs and objects in an expression."""
@@ -210,6 +222,51 @@ class _FieldReads(ast.NodeTransformer):
 
     def _is_class(self, name: str) -> bool:
         return isinstance(self._objects.get(name), type)
+
+
+_STANDARD_TYPES: tuple[type, ...] = (
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, zoneinfo.ZoneInfo),
+    *(random.Random, random.SystemRandom, re.Pattern, string.Template, uuid.UUID),
+)
+"""Classes of the standard library whose methods have no side effects, but for the state of random numbers, and give
+plain data, if their arguments are plain data."""
+
+
+def is_standard_object(value: object) -> bool:
+    """Return True for an object of the standard library whose methods only compute and read."""
+    return any(type(value) is kind for kind in _STANDARD_TYPES)
+
+
+def is_plain_data(symbol: Item) -> bool:
+    """Return True for data whose methods run no code of the user's, as far as they can be known before they are there.
+
+    Values that come at run time count as such data: those that are not are left to the original.
+    """
+    if isinstance(symbol, Unknown):
+        return symbol.is_plain
+    if isinstance(symbol, Spread):
+        return is_plain_data(symbol.iterable)
+    if isinstance(symbol, KnownValue):
+        return symbol.value is os.environ or is_standard_object(symbol.value) or is_plain(symbol.value)
+    if isinstance(symbol, Text):
+        return all(isinstance(piece, str) or is_plain_data(piece) for piece in symbol.pieces)
+    if isinstance(symbol, ItemList):
+        return all(map(is_plain_data, symbol.items))
+    if isinstance(symbol, Fields):
+        return not symbol.fields_only and all(map(is_plain_data, symbol.items.values()))
+    if isinstance(symbol, Instance):
+        return is_framework_code(symbol.kind) and all(map(is_plain_data, symbol.fields.values()))
+    if isinstance(symbol, Expression):
+        try:
+            return bool(compile_pure(symbol))
+        except NotUnderstood:
+            return False
+    return isinstance(symbol, (Ref, Prompted))
+
+
+def computed_at_run_time(operands: Iterable[Item]) -> Unknown:
+    """Return what an operation without side effects of its own makes of operands that are not all known."""
+    return RUN_TIME_VALUE if all(map(is_plain_data, operands)) else UNKNOWN_VALUE
 
 
 def copy_code(code: ast.expr) -> ast.expr:

@@ -387,7 +387,7 @@ def _merge_values(
         return UNKNOWN_VALUE  # checked first: a CALL that builds the value would read a component of another draft
     template = ast.IfExp(ast.Constant(None), ast.Constant(None), ast.Constant(None))
     merged = compose(interpreter, template, {"test": test, "body": body, "orelse": orelse})
-    return merged if isinstance(merged, Expression) else UNKNOWN_VALUE
+    return merged if isinstance(merged, (Expression, Unknown)) else UNKNOWN_VALUE
 
 
 def _condition_ref(interpreter: FunctionInterpreter, test: Symbol) -> Ref | None:

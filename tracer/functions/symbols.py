@@ -29,6 +29,10 @@ class KnownValue:
 class Unknown:
     """A value of which nothing is known, such as what user code returns."""
 
+    is_plain: bool = False
+    """True for data that code without side effects computes, such as the date: only the run can tell its value, but
+    writing it as a text, or comparing it, runs no code of the user's."""
+
 
 @dataclass(slots=True, eq=False)
 class Expression:
@@ -149,6 +153,7 @@ Piece = str | Symbol
 Item = Spread | Symbol
 
 UNKNOWN_VALUE = Unknown()
+RUN_TIME_VALUE = Unknown(is_plain=True)
 RUN_METHODS = ("invoke", "ainvoke", "batch", "abatch", "stream", "astream")
 """Methods of a Runnable that run it."""
 _CONSTANT_TYPES = (str, int, float, bool, type(None), bytes)

@@ -37,9 +37,9 @@ from teola_plugin.tracer.functions.interpreter import find_leaves_called
 from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import read_key
-from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code, prune_body
 from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
-from teola_plugin.tracer.functions.symbols import known_value, to_symbol
+from teola_plugin.tracer.functions.symbols import Unknown, known_value, to_symbol
 from teola_plugin.tracer.langchain.classes import is_search
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
 from teola_plugin.tracer.langgraph.settings import CALLED_TASK, NODE_CONFIG, NODE_ENVIRONMENT, NODE_RUNTIME, find_rule
@@ -258,7 +258,7 @@ def _to_value(draft: Draft, symbol: Symbol, name: str) -> Value:
         return Record({key: _to_value(draft, item, name) for key, item in symbol.items.items()}, symbol.base)
     if isinstance(symbol, Ref | Prompted):
         return symbol
-    return (None if symbol is UNKNOWN_VALUE else materialize(draft, symbol, name)) or _add_unknown(draft)
+    return (None if isinstance(symbol, Unknown) else materialize(draft, symbol, name)) or _add_unknown(draft)
 
 
 def _add_unknown(draft: Draft) -> Ref:
@@ -577,7 +577,7 @@ def _add_order(draft: Draft, first: Span, second: Span) -> None:
 def _is_user_code(component: Component) -> bool:
     bodies = [body for body in (component.body, component.otherwise) if body is not None]
     is_inside = any(_is_user_code(inner) for body in bodies for inner in body.components)
-    return is_inside or component.role in (Role.OPAQUE, Role.TOOL)
+    return is_inside or is_user_code(component)
 
 
 def _mark_slow(draft: Draft) -> None:

@@ -26,7 +26,7 @@ from teola_plugin.tracer.functions.lookup import is_framework_code, is_instance
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import items_of
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
-from teola_plugin.tracer.functions.symbols import Expression, Item
+from teola_plugin.tracer.functions.symbols import Expression, Item, Unknown
 from teola_plugin.tracer.langgraph.shape import ROOT, UpdateRule
 
 MAX_DEPTH = 6
@@ -94,7 +94,7 @@ def updated_value(rule: UpdateRule, old: Symbol, new: Symbol) -> Symbol:
     """Return the value of a channel after an update."""
     if rule == "replace":
         return new
-    if rule == "unknown" or old is UNKNOWN_VALUE:
+    if rule == "unknown" or isinstance(old, Unknown):
         return UNKNOWN_VALUE
     old_items: list[Item] = list(old.items) if isinstance(old, ItemList) else [Spread(old)]
     new_items: list[Item] = [new] if isinstance(new, Instance) or _known_message(new) is not None else items_of(new)

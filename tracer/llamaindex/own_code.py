@@ -48,7 +48,7 @@ class QueryBundles:
     def resolve(self, interpreter: FunctionInterpreter, lowering: Lowering, part: Any, symbol: Symbol) -> SymbolicQuery:
         """Return the query that `part` is asked: a bundle or a text. Raise `NotUnderstood` if it is not known."""
         if id(symbol) not in self._queries:
-            text = interpreter.to_ref(symbol)
+            text = interpreter.to_call_input(symbol)
             return SymbolicQuery(text, (text,))
         _, query, parts = self._queries[id(symbol)]
         if not is_framework_class(type(part)) and written_method(part, is_async=lowering.runs_in_loop) is None:

@@ -29,6 +29,7 @@ from teola_plugin.tracer.functions.operations import read_key
 from teola_plugin.tracer.functions.symbols import (
     AwaitableValue,
     Expression,
+    Unknown,
     known_value,
     move_to_draft,
     producers,
@@ -236,7 +237,7 @@ class StoreRules:
     def _read_or_default(self, interpreter: FunctionInterpreter, key: str, default: Symbol) -> Symbol:
         """Return the value of a key, or the default if the store has none when the first step begins."""
         value = self._read(key)
-        if key in self._written or value is UNKNOWN_VALUE:
+        if key in self._written or isinstance(value, Unknown):
             return value
         is_missing = _decide_presence(interpreter, Ref(INPUT).at(STORE), key) is False
         return default if is_missing else value

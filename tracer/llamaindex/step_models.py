@@ -124,7 +124,7 @@ class _CallArguments:
             elif is_known and is_model_class(value):
                 constants[key] = value
             else:
-                refs[key] = interpreter.to_ref(symbol)
+                refs[key] = interpreter.to_call_input(symbol)
         return _CallArguments(len(symbols), constants, refs)
 
     def call(self, method: Callable[..., Any], values: Mapping[str, Any]) -> Any:

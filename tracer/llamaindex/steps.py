@@ -22,7 +22,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow
 from pydantic import BaseModel
 
-from teola_plugin.graph import INPUT, Ref, Role, UnfitValue, on_loop, read_path
+from teola_plugin.graph import INPUT, Ref, UnfitValue, on_loop, read_path
 from teola_plugin.shims.llamaindex.engines import QueriedIndexParts, SettingsParts, make_query_engine
 from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.shims.llamaindex.workflows import WorkflowStep
@@ -44,7 +44,7 @@ from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOf
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.operations import is_text
-from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
 from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value, word_set
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
@@ -304,7 +304,7 @@ def drop_behind_code(draft: Draft, kept: Container[str] = ()) -> None:
         earlier = {ref.producer for _, ref in component.inputs} | {
             before for before, after in draft.order if after == name
         }
-        if component.role is Role.OPAQUE or not dropped.isdisjoint(earlier):
+        if is_user_code(component) or not dropped.isdisjoint(earlier):
             dropped.add(name)
     draft.components = {name: component for name, component in draft.components.items() if name not in dropped}
     draft.order = [pair for pair in draft.order if dropped.isdisjoint(pair)]

@@ -360,9 +360,8 @@ def test_explain_describes_graphs_without_pool_or_edges(pool: EnginePool) -> Non
         return model.invoke(f"{time.time()} {given}").content
 
     text = accelerate(flow).explain(details=True)
-    assert (
-        "shared  flow  flow  (your code: runs once, at its usual time; pool-backed objects that it calls join" in text
-    )
+    assert "in place  flow.model  llm" in text
+    assert "its prompt is known only at run time (" in text
 
 
 def test_explain_describes_conditional_entry_points(pool: EnginePool) -> None:

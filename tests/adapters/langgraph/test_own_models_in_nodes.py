@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import operator
+import os
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypedDict
 
@@ -20,6 +22,7 @@ from support.hosted_model import LATENCY_S, HostedModel
 
 from teola_plugin import accelerate
 from teola_plugin.adapters import provider_executor
+from teola_plugin.adapters.plan_report import Reason, Status
 
 
 class State(TypedDict, total=False):
@@ -327,6 +330,93 @@ def test_node_missing_from_an_earlier_plan_gets_its_own_plan(way: str) -> None:
     assert str(result).count("answer") == str(expected).count("answer")
     assert fast.prompts == plain.prompts
     assert fast.most_at_once == 3
+
+
+# ------------------------------------------------------------ prompts that only the run can tell
+
+
+def dated_nodes(model: HostedModel) -> Any:
+    def plan(state: State) -> State:
+        dated = model.invoke(f"On {datetime.date.today()}: plan {state['topic']}").content
+        return {"plan": str(dated), "log": [datetime.date.today().isoformat()]}
+
+    def note(state: State) -> State:
+        first = model.invoke(f"{state['log'][-1]}: note {state['topic']}").content
+        return {"notes": [str(first), str(model.invoke(f"list {state['topic']}").content)]}
+
+    def write(state: State) -> State:
+        return {"answer": str(model.invoke(f"write {state['topic']} {state['plan']}").content)}
+
+    return compiled(plan, note, write)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_behind_a_prompt_of_the_run_are_prefetched(way: str) -> None:
+    plain, fast = HostedModel(), HostedModel()
+    expected = called(dated_nodes(plain), way)
+
+    result = called(accelerate(dated_nodes(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert plain.most_at_once == 1
+    assert fast.most_at_once >= 2
+
+
+def test_explain_says_which_prompts_only_the_run_knows() -> None:
+    rows = accelerate(dated_nodes(HostedModel())).report().calls
+
+    assert [row.name for row in rows] == ["plan.model", "note.model", "note.model2", "write.model"]
+    assert [row.reason for row in rows[:2]] == [Reason.PROMPT_AT_RUN_TIME, Reason.IN_ITS_NODE]
+    assert "test_own_models_in_nodes.py:" in str(rows[0].explanation)
+    assert rows[2].start == "when plan begins"
+    assert rows[3].start == "when note begins"
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_error_of_a_call_with_a_prompt_of_the_run_is_the_originals(way: str) -> None:
+    accelerated = accelerate(dated_nodes(HostedModel(fails_on="plan oats")))
+
+    with pytest.raises(ValueError, match=r"refused: On .*: plan oats"):
+        called(accelerated, way)
+
+
+def test_nothing_passes_a_helper_that_may_raise() -> None:
+    def build(model: HostedModel) -> Any:
+        def check(topic: str) -> str:
+            raise RuntimeError(f"{topic} is not allowed on {datetime.date.today()}")
+
+        def note(state: State) -> State:
+            first = model.invoke(f"note {check(state['topic'])}").content
+            return {"notes": [str(first), str(model.invoke(f"list {state['topic']}").content)]}
+
+        return compiled(note)
+
+    model = HostedModel()
+
+    with pytest.raises(RuntimeError, match="oats is not allowed"):
+        accelerate(build(model)).invoke(INPUT)
+    assert model.prompts == []
+
+
+def test_explain_names_the_code_that_stands_before_the_first_call() -> None:
+    def note(state: State) -> State:
+        with open(os.devnull, "w") as file:
+            file.write(state["topic"])
+        return {"notes": [str(model.invoke(f"list {state['topic']}").content)]}
+
+    def list_all(state: State) -> State:
+        print_all(state)
+        return {"notes": [str(model.invoke(f"list {state['topic']}").content)]}
+
+    def print_all(state: State) -> None:
+        os.write(1, b"")
+
+    model = HostedModel()
+    (row,) = (row for row in accelerate(compiled(list_all)).report().calls if row.name == "list_all.model")
+
+    assert row.reason is Reason.BEHIND_CODE
+    assert accelerate(compiled(note)).report().calls[0].status is Status.NOT_SEEN
 
 
 # ------------------------------------------------------------ failures

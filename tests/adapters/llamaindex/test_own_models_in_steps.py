@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import threading
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Wor
 from support.hosted_steps import LATENCY_S, HostedLLM, called, compared, run_with_events
 
 from teola_plugin import accelerate, uninstall
+from teola_plugin.adapters.plan_report import Reason
 from teola_plugin.shims.llamaindex.engines import QueriedIndexParts
 
 NODES = [NodeWithScore(node=TextNode(text=f"text {number}"), score=1.0) for number in range(4)]
@@ -292,6 +294,50 @@ def test_reading_a_step_does_not_change_the_llm() -> None:
     accelerate(MadeEngine(llm)).explain()
 
     assert llm.callback_manager is manager
+
+
+class DatedPrompt(OwnWorkflow):
+    """The first call's prompt has the date, and the second call needs nothing of it."""
+
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete(f"On {datetime.date.today()}: grade oats")
+        second = await self.llm.acomplete("grade rye")
+        return StopEvent(result=[str(first), str(second)])
+
+
+class CheckedPrompt(OwnWorkflow):
+    """A helper that may raise writes the first prompt."""
+
+    def check(self, text: str) -> str:
+        raise RuntimeError(f"{text} is not allowed on {datetime.date.today()}")
+
+    @step
+    async def grade(self, ctx: Context, ev: Retrieved) -> StopEvent:
+        first = await self.llm.acomplete(f"grade {self.check('oats')}")
+        second = await self.llm.acomplete("grade rye")
+        return StopEvent(result=[str(first), str(second)])
+
+
+def test_call_behind_a_prompt_of_the_run_is_prefetched() -> None:
+    original_llm, llm = compared(DatedPrompt)
+    assert original_llm.most_at_once == 1
+    assert llm.most_at_once == 2
+
+
+def test_explain_says_that_only_the_run_knows_the_prompt() -> None:
+    rows = accelerate(DatedPrompt(HostedLLM())).report().calls
+
+    assert [row.reason for row in rows] == [Reason.PROMPT_AT_RUN_TIME, None]
+    assert "test_own_models_in_steps.py:" in str(rows[0].explanation)
+
+
+def test_nothing_passes_a_helper_that_may_raise() -> None:
+    llm = HostedLLM()
+
+    with pytest.raises(RuntimeError, match="oats is not allowed"):
+        called(accelerate(CheckedPrompt(llm)))
+    assert llm.prompts == []
 
 
 def test_prompt_with_repr_of_an_answer_equals_the_originals() -> None:
