@@ -37,6 +37,7 @@ from teola_plugin.tracer.functions.operations import (
     call_without_requests,
     compose,
     fields_of_class,
+    is_text,
     items_of,
     iterated,
     make_data_object,
@@ -44,6 +45,7 @@ from teola_plugin.tracer.functions.operations import (
     method_of,
     read_attribute,
     read_key,
+    substitute,
     view_of,
     written_value,
 )
@@ -153,7 +155,7 @@ def _as_list_display(node: ast.expr) -> ast.expr:
 
 def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     """Return what a call returns."""
-    node = _with_lists(interpreter, node)
+    node = _with_lists(interpreter, _with_calls_for_each(interpreter, node))
     if isinstance(node.func, ast.Attribute):
         owner, method = interpreter.evaluate(node.func.value), node.func.attr
         find_method = interpreter.shared.find_method
@@ -174,6 +176,45 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     arguments = Arguments.evaluate(interpreter, node)
     _record_mutations(interpreter, func, arguments)
     return _call(interpreter, func, arguments)
+
+
+def _with_calls_for_each(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
+    """Return `list([func(item) for item in items])` for `list(map(func, items))`, and the like for `join` and `tuple`.
+
+    Any other call is returned as it is, and so is the `map` of a function that is pure.
+    """
+    inner = node.args[0] if len(node.args) == 1 and not node.keywords else None
+    if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Name):
+        return node
+    if not _reads_whole_argument(interpreter, node.func):
+        return node
+    called, func = interpreter.frame.read(inner.func.id), inner.args[0] if len(inner.args) == 2 else None
+    if inner.keywords or func is None or not isinstance(called, KnownValue) or called.value is not map:
+        return node
+    value = interpreter.evaluate(func) if isinstance(func, (ast.Name, ast.Attribute, ast.Lambda)) else UNKNOWN_VALUE
+    is_function = isinstance(value, LocalFunction) or (
+        isinstance(value, KnownValue) and type(value.value) in (FunctionType, MethodType)
+    )
+    if not is_function or (isinstance(value, KnownValue) and _is_certainly_pure(value.value)):
+        return node
+    name = f"{NAME_PREFIX}item{inner.lineno}_{inner.col_offset}"
+    each = ast.Call(func, [ast.Name(name, ast.Load())], [])
+    generator = ast.comprehension(ast.Name(name, ast.Store()), inner.args[1], [], 0)
+    comprehension = ast.ListComp(ast.copy_location(each, inner), [generator])
+    changed = ast.copy_location(ast.Call(node.func, [ast.copy_location(comprehension, inner)], []), node)
+    return ast.fix_missing_locations(changed)
+
+
+def _reads_whole_argument(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
+    """Return True for `list`, `tuple`, and the `join` of a text, which read an iterable to its end."""
+    if isinstance(func, ast.Attribute) and func.attr == "join" and isinstance(func.value, (ast.Constant, ast.Name)):
+        return is_text(interpreter.evaluate(func.value))
+    called = interpreter.frame.read(func.id) if isinstance(func, ast.Name) else UNKNOWN_VALUE
+    return isinstance(called, KnownValue) and (called.value is list or called.value is tuple)
+
+
+def _is_certainly_pure(func: Any) -> bool:
+    return type(func) is FunctionType and cached_purity(func) is not None
 
 
 def _is_data(value: object) -> bool:
@@ -257,11 +298,21 @@ def _call(interpreter: FunctionInterpreter, func: Symbol, arguments: Arguments) 
         result = make_data_object(interpreter, value, symbols, arguments.keywords, arguments.unpacked)
         if result is not None:
             return result
+    if (text := _substitute_template(value, arguments)) is not None:
+        return text
     if _is_harmless(value) or _is_standard(value):
         result = _call_at_run_time(arguments) if _gives_plain_data(value) else UNKNOWN_VALUE
         if result.is_plain or not _is_standard(value):  # else it may call what it is given
             return result
     return call_user_function(interpreter, func, value, arguments)
+
+
+def _substitute_template(func: Any, arguments: Arguments) -> Symbol | None:
+    """Return `template.substitute(name=value)` of a known `string.Template`; None for any other call."""
+    template: Any = func.__self__ if type(func) is MethodType else None
+    is_known = type(template) is string.Template and func.__func__ is string.Template.substitute
+    is_known = is_known and arguments.complete and not arguments.positional
+    return substitute(template.template, arguments.keywords) if is_known else None
 
 
 def call_model_class(

@@ -10,8 +10,8 @@ import copy
 import inspect
 import operator
 import os
+import string
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -463,7 +463,7 @@ _MODEL_INITIALIZERS = (
 )
 _PROVIDERS = ("openai", "azure_openai")
 """Providers whose models open no connection when they are made."""
-_PURE_FUNCTIONS = (textwrap.dedent, inspect.cleandoc, operator.itemgetter, operator.attrgetter, SecretStr)
+_PURE_FUNCTIONS = (operator.itemgetter, operator.attrgetter, SecretStr, string.Template)
 """Pure functions and classes outside of the framework that prompts, chains and models are written with."""
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
 _POSITIONAL_FIELDS = {"Send": ("node", "arg"), "Command": (), "Document": ("page_content",)}

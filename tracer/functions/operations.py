@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from string import Formatter
+from string import Formatter, Template
 from types import FunctionType
 from typing import Any
 
@@ -397,6 +397,19 @@ def _format(template: str, arguments: Sequence[Symbol], keywords: Mapping[str, S
             return None
         pieces.append(value)
     return make_text(pieces)
+
+
+def substitute(template: str, keywords: Mapping[str, Symbol]) -> Symbol | None:
+    """Return `string.Template(template).substitute(**keywords)`; None if the original will raise."""
+    pieces: list[Piece] = []
+    end = 0
+    for match in Template.pattern.finditer(template):  # type: ignore[attr-defined]
+        name = match["named"] or match["braced"]
+        if match["invalid"] is not None or (name is not None and name not in keywords):
+            return None
+        pieces += [template[end : match.start()], "$" if name is None else keywords[name]]
+        end = match.end()
+    return make_text([*pieces, template[end:]])
 
 
 def format_percent(template: Symbol, argument: Symbol) -> Symbol | None:

@@ -37,7 +37,7 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
     word_set,
 )
-from teola_plugin.tracer.purity.calls import FIELDS, METHODS, FieldGetter
+from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, FIELDS, METHODS, FieldGetter
 from teola_plugin.tracer.purity.data_classes import writes_itself
 from teola_plugin.tracer.purity.purity import (
     Purity,
@@ -257,11 +257,27 @@ def is_plain_data(symbol: Item) -> bool:
     if isinstance(symbol, Instance):
         return is_framework_code(symbol.kind) and all(map(is_plain_data, symbol.fields.values()))
     if isinstance(symbol, Expression):
-        try:
-            return bool(compile_pure(symbol))
-        except NotUnderstood:
-            return False
+        return _calls_only_builtins(symbol) or _is_pure(symbol)
     return isinstance(symbol, (Ref, Prompted))
+
+
+def _calls_only_builtins(expression: Expression) -> bool:
+    """Return True for operations and builtins on data, which may take long, but run no code of the user's."""
+    names, own_names = set[str](), {*expression.refs, *expression.objects}
+    for node in ast.walk(expression.code):
+        if isinstance(node, ast.arg):
+            own_names.add(node.arg)
+        elif isinstance(node, ast.Name):
+            (names if isinstance(node.ctx, ast.Load) else own_names).add(node.id)
+    are_known = all(any(one is pure for pure in CALLABLES) or is_plain(one) for one in expression.objects.values())
+    return are_known and names - own_names <= BUILTINS
+
+
+def _is_pure(expression: Expression) -> bool:
+    try:
+        return bool(compile_pure(expression))
+    except NotUnderstood:
+        return False
 
 
 def computed_at_run_time(operands: Iterable[Item]) -> Unknown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import json
 import math
 import operator
@@ -48,6 +49,8 @@ LARGEST_CONSTANT = 1000
 is put together of constants here."""
 _LARGEST_FLOAT_SIZE = 32
 """More digits than any float has."""
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?([-#0 +.\d*]*)")
+"""A field of a text that `%` formats: its flags, width and precision."""
 
 
 def _words(*lines: str) -> frozenset[str]:
@@ -61,10 +64,8 @@ BUILTINS = _words(
     "round set sorted str sum tuple zip",
 )
 _PATTERN_FUNCTIONS = (re.findall, re.search, re.split, re.sub)
-CALLABLES: tuple[Any, ...] = (
-    *(json.loads, json.dumps, textwrap.dedent, *_PATTERN_FUNCTIONS, *_MATH),
-    *(getattr(builtins, name) for name in sorted(BUILTINS)),
-)
+_FUNCTIONS = (json.loads, json.dumps, textwrap.dedent, inspect.cleandoc, *_PATTERN_FUNCTIONS)
+CALLABLES: tuple[Any, ...] = (*_FUNCTIONS, *_MATH, *(getattr(builtins, name) for name in sorted(BUILTINS)))
 _SIMPLE_BUILTINS = _words(
     "all any bool dict enumerate frozenset isinstance len list range repr reversed set str tuple zip"
 )
@@ -178,7 +179,7 @@ def call_value(machine: Machine, callee: AbstractValue, args: Args, kwargs: Kwar
         value = callee.value
         if name := _messages_member(value, _MESSAGE_FUNCTIONS):
             return _call_on_messages(machine, args, dict(kwargs), name=name)
-        if type(value) is FunctionType and not any(value is trusted for trusted in CALLABLES):
+        if type(value) is FunctionType and value not in _FUNCTIONS:
             return machine.call(to_readable(value), args, kwargs)
         if is_getter(value):
             return machine.make(add(*map(size_of, args)))
@@ -468,10 +469,11 @@ def _search_pattern(machine: Machine, args: Args, kwargs: Kwargs, *, is_sub: boo
 
 
 def _dedent(machine: Machine, args: Args, kwargs: Kwargs) -> AbstractValue:
-    """Return a bound for the result of `textwrap.dedent`, which is linear in the text."""
-    (text,) = args
-    machine.spend(scale(size_of(text), 10))
-    return machine.make(size_of(text), is_text=True)
+    """Return a bound for a text without the space before its lines, in which each tab may become eight spaces."""
+    if len(args) != 1 or kwargs:
+        raise Unbounded("options of a text")
+    machine.spend(scale(size_of(args[0]), 10))
+    return machine.make(scale(size_of(args[0]), 8), is_text=True)
 
 
 CallBound = Callable[[Machine, Args, Kwargs], AbstractValue]
@@ -490,6 +492,7 @@ _CALL_BOUNDS: tuple[tuple[Any, CallBound], ...] = (
     (json.dumps, _json_dumps),
     (textwrap.dedent, _dedent),
     *((func, partial(_search_pattern, is_sub=func is re.sub)) for func in _PATTERN_FUNCTIONS),
+    (inspect.cleandoc, _dedent),
 )
 
 
@@ -566,8 +569,15 @@ def _divide(machine: Machine, left: AbstractValue, right: AbstractValue) -> Abst
 def _modulo(machine: Machine, left: AbstractValue, right: AbstractValue) -> AbstractValue:
     """Return a bound for the result of `%`, and count its steps, as for a division.
 
-    Raise `Unbounded` unless the left side is known to be a number: on a text, `%` formats it.
+    A constant text is formatted. Raise `Unbounded` unless it is one, or the left side is known to be a number.
     """
+    if isinstance(left, Constant) and type(left.value) is str:
+        specs = _PERCENT_FIELD.findall(left.value)
+        if any("*" in spec for spec in specs):
+            raise Unbounded("a width that is not known")
+        size = constant_size(1 + len(left.value) + sum(field_width(Constant(spec)) for spec in specs))
+        printed = scale(printed_size(right), REPR_FACTOR * max(1, len(specs)))
+        return machine.make(add(size, printed), is_text=True)
     if _constant_number(left) is None and not are_counts(left):
         raise Unbounded("a text may be formatted so")
     return _divide(machine, left, right)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import os
 import random
 import re
+import string
+import textwrap
 import time
 import uuid
 from collections import Counter
@@ -27,6 +30,12 @@ Build = Callable[[Any], Runnable[Any, Any]]
 SPACES = re.compile(r"\s+")
 NAMES = ["Ada", "Bob", "Cy"]
 WAYS = ("invoke", "stream", "batch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warmed_up() -> None:
+    """Start what the first prefetched call of a process has to wait for."""
+    accelerate(with_calls_behind(date_in_a_text)(HostedModel())).invoke("rye")
 
 
 def date_in_a_text(model: Any, topic: str) -> Any:
@@ -160,6 +169,140 @@ def test_error_behind_a_prompt_of_the_run_is_the_originals(failing: str, way: st
     result = observe(accelerate(build(HostedModel(fails_on=failing))), way, "oats")
 
     assert "refused" in result.result
+    assert result.result == expected.result
+
+
+# ------------------------------------------------------------ prompts that are computed as the original does
+
+COUNTED = "In 2024, %d%%, %-9s|%r: pros"
+WIDE = "%*d of %s"
+QUESTION = string.Template("Cost $$5: pros of ${topic} and $topic")
+
+
+def dedented_text(model: Any, topic: str) -> Any:
+    text = f"""
+        Give reasons.
+        pros of {topic}
+    """
+    return model.invoke(textwrap.dedent(text).strip() + inspect.cleandoc(f"  {topic}"))
+
+
+def percent_formats(model: Any, topic: str) -> Any:
+    return model.invoke(COUNTED % (len(topic), topic, topic))
+
+
+def template_of_the_module(model: Any, topic: str) -> Any:
+    return model.invoke(QUESTION.substitute(topic=topic))
+
+
+def template_made_here(model: Any, topic: str) -> Any:
+    return model.invoke(string.Template("pros of $topic").substitute(topic=topic) + f" {topic!r}")
+
+
+def calls_by_map(model: Any, topic: str) -> Any:
+    def ask(kind: str) -> str:
+        return str(model.invoke(f"{kind} of {topic}").content)
+
+    texts = list(map(ask, ["uses", "risks"]))
+    answers = "".join(map(lambda kind: model.invoke(f"{kind} of {topic}").content, texts))
+    return model.invoke(f"pros of {answers}")
+
+
+COMPUTED = {
+    one.__name__: one
+    for one in (dedented_text, percent_formats, template_of_the_module, template_made_here, calls_by_map)
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", COMPUTED.values(), ids=COMPUTED)
+def test_call_with_a_computed_prompt_is_prefetched(first: Callable[[Any, str], Any], way: str) -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        def run(topic: str) -> str:
+            cons = model.invoke(f"cons of {topic}").content
+            return str(cons + first(model, topic).content)
+
+        return RunnableLambda(run)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = observe(build(plain), way, "oats")
+    accelerated = accelerate(build(fast))
+
+    result = observe(accelerated, way, "oats")
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+    assert fast.most_at_once > plain.most_at_once
+    assert accelerated.report().calls[1].status is Status.PREFETCHED
+
+
+@pytest.mark.parametrize("first", COMPUTED.values(), ids=COMPUTED)
+def test_error_of_a_call_with_a_computed_prompt_is_the_originals(first: Callable[[Any, str], Any]) -> None:
+    build = with_calls_behind(first)
+    expected = observe(build(HostedModel(fails_on="pros")), "invoke", "oats")
+
+    result = observe(accelerate(build(HostedModel(fails_on="pros"))), "invoke", "oats")
+
+    assert "refused" in result.result
+    assert result.result == expected.result
+
+
+def test_text_of_a_width_that_is_not_known_is_left_to_the_original() -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        def run(topic: str) -> list[Any]:
+            return [model.invoke(f"cons of {topic}"), model.invoke(WIDE % (9, len(topic), topic))]
+
+        return RunnableLambda(run)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = build(plain).invoke("oats")
+    accelerated = accelerate(build(fast))
+
+    result = accelerated.invoke("oats")
+
+    assert [one.content for one in result] == [one.content for one in expected]
+    assert fast.prompts == plain.prompts
+    assert accelerated.report().calls[1].reason is Reason.PROMPT_AT_RUN_TIME
+
+
+class Drawer:
+    """Has a method that is called like one of texts."""
+
+    def join(self, items: Any) -> None:
+        """Read none of the items."""
+
+
+def test_map_that_nobody_reads_makes_no_call() -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        def run(topic: str) -> list[Any]:
+            answers = map(lambda kind: model.invoke(f"{kind} of {topic}"), ["uses", "risks"])
+            Drawer().join(map(lambda kind: model.invoke(f"{kind} of {topic}"), ["uses", "risks"]))
+            return [model.invoke(f"cons of {topic}").content, next(answers).content]
+
+        return RunnableLambda(run)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = observe(build(plain), "invoke", "oats")
+
+    result = observe(accelerate(build(fast)), "invoke", "oats")
+
+    assert result == expected
+    assert fast.prompts == plain.prompts
+
+
+def test_template_without_a_value_raises_as_the_original() -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        def run(topic: str) -> list[Any]:
+            first = model.invoke(f"cons of {topic}").content
+            return [first, model.invoke(QUESTION.substitute(subject=topic)).content]
+
+        return RunnableLambda(run)
+
+    expected = observe(build(HostedModel()), "invoke", "oats")
+
+    result = observe(accelerate(build(HostedModel())), "invoke", "oats")
+
+    assert "KeyError" in result.result
     assert result.result == expected.result
 
 
