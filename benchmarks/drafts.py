@@ -31,7 +31,7 @@ from benchmarks.draft_cases import CONTROL, Case, Engines, ask, copying, fresh
 from benchmarks.draft_load import Load
 from benchmarks.draft_runs import OneByOne, Plan, proposing_us
 from teola_plugin.engines.bundled import llama
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.graph import EngineProfile
 

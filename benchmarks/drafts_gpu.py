@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import arguments, environment, report
 from benchmarks.drafts import at_load, copied, started
 from benchmarks.gpu_check import hardware
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 
 TYPES = ("float32", "bfloat16")
 

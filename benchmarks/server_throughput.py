@@ -29,7 +29,7 @@ import httpx
 from benchmarks.common import arguments, environment, report
 from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.cli.demo.stock import api_server
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 
 CLIENTS = (1, 4, 16)
 TOKENS = 32

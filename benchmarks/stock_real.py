@@ -30,7 +30,7 @@ from teola_plugin.adapters.demo_app import SERVED
 from teola_plugin.cli.demo import documents
 from teola_plugin.cli.demo.engines import device_cores
 from teola_plugin.cli.demo.stock import api_server
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
 Ask = Callable[[Any, str], Any]

@@ -37,7 +37,7 @@ def make_pool(*, real: bool) -> EnginePool:
         return EnginePool.local(fake_engines(scaled(rtx3090(), 0.3)))
     from teola_plugin.engines import EmbeddingEngine
     from teola_plugin.engines.bundled import llama
-    from teola_plugin.engines.bundled.files import reranker_folder
+    from teola_plugin.engines.model_cache import reranker_folder
 
     embedder = EmbeddingEngine("embedder")
     return EnginePool.local(llm=str(llama.make()), embedder=embedder, reranker=str(reranker_folder()), store="embedded")

@@ -14,7 +14,7 @@ import pytest
 from examples.demo_model import evaluate, facts, prose, tasks
 from examples.demo_model.facts import Fact
 from examples.demo_model.handwritten import ASKED, HELD_OUT
-from teola_plugin.engines.bundled import files as bundled
+from teola_plugin.engines import model_cache as bundled
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import PrimitiveKind
 from teola_plugin.requests.payloads import Done, Generate, Message, Prompt, Request, Sampling

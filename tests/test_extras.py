@@ -78,7 +78,7 @@ with EnginePool.local([WebSearchEngine(base_url="http://127.0.0.1:9")]) as pool:
 """,
     "embed": """
 from teola_plugin import EnginePool
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 
 with EnginePool.local(reranker=str(reranker_folder())) as pool:
     print(pool)

@@ -192,7 +192,7 @@ def test_trace_page_is_rendered_on_the_base_install(bare: Path, tmp_path: Path) 
 
 
 def test_bundled_models_are_installed(bare: Path, tmp_path: Path) -> None:
-    code = "from teola_plugin.engines.bundled.files import llm_folder; print(llm_folder())"
+    code = "from teola_plugin.engines.model_cache import llm_folder; print(llm_folder())"
     folder = Path(run([str(bare), "-c", code], tmp_path).strip())
     assert folder.is_relative_to(bare.parents[1])
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from benchmarks.common import environment
 from benchmarks.draft_cases import TOKENS, Case, ask, copying
 from benchmarks.draft_prompts import QUESTIONS, passages
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.engines.vllm import VllmEngine
 
 Ids = Sequence[int]

@@ -60,7 +60,7 @@ def real_pool(
         VllmEngine,
         WebSearchEngine,
     )
-    from teola_plugin.engines.bundled.files import llm_folder, reranker_folder
+    from teola_plugin.engines.model_cache import llm_folder, reranker_folder
 
     of_llm, of_others = device_cores()
     caching = {"enable_prefix_caching": prefix_caching}

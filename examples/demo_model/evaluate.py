@@ -17,7 +17,7 @@ from examples.demo_model import prose, tasks
 from examples.demo_model.handwritten import ASKED, Asked
 from examples.demo_model.tasks import Example
 from teola_plugin.adapters import demo_app as prompts
-from teola_plugin.engines.bundled import files as bundled
+from teola_plugin.engines import model_cache as bundled
 from teola_plugin.observe import progress
 
 SEED = 20_000_003

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from examples.demo_model.model import make_portable
-from teola_plugin.engines.bundled import files as bundled
+from teola_plugin.engines import model_cache as bundled
 
 KEPT = ("*.json", "*.safetensors", "*.jinja")
 

@@ -1,4 +1,7 @@
-"""The folder of small models and profiles that are made on first use, in the user's cache."""
+"""Folders of small models: two that come with the package, and those that are made on first use in the user's cache.
+
+`examples/demo_model` says how the two were made and what they can.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from teola_plugin.errors import EngineUnavailable
+
+FOLDER = Path(__file__).parent / "bundled" / "models"
+"""The models that come with the package."""
 
 
 def cache_folder() -> Path:
@@ -34,3 +42,25 @@ def made_once(target: Path, marker: str, write: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def llm_folder() -> Path:
+    """Return the folder of a Llama of 4 million parameters for RAG pipelines. Raise EngineUnavailable."""
+    return _model_folder("demo-llm")
+
+
+def reranker_folder() -> Path:
+    """Return the folder of a cross-encoder of 0.9 million parameters. Raise EngineUnavailable."""
+    return _model_folder("demo-reranker")
+
+
+def _model_folder(name: str) -> Path:
+    """Return the folder of a model that comes with the package. Raise `EngineUnavailable` if it is missing."""
+    folder = FOLDER / name
+    if not (folder / "model.safetensors").is_file():
+        raise EngineUnavailable(
+            f"the bundled model {name!r} is not in {folder}.",
+            engine=name,
+            hint="install teola-plugin again, or name a model of your own; `make model` trains these anew",
+        )
+    return folder

@@ -1,10 +1,15 @@
-"""Chained hashes of a prompt's blocks, by which requests are placed where their prefix is cached."""
+"""Chained hashes of a prompt's blocks, by which requests are placed where their prefix is cached, and cache events.
+
+An engine that can report events of its prefix cache has two attributes: `tell_cache`, True if it shall (None: if
+useful), read at its start; and `on_prefix_events`, a callable or None, which it calls on the pool's loop.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 PrefixBlocks = tuple[int, ...]
 """One hash for each full block. It covers the block and all before it, so equal hashes mean equal prefixes."""
@@ -53,3 +58,37 @@ def _little_endian(ids: Sequence[int]) -> bytes:
     if array("H", [1]).tobytes() != b"\x01\x00":
         integers.byteswap()
     return integers.tobytes()
+
+
+# ------------------------------------------------------------ events of a replica's prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStored:
+    """An event: the replica has cached this prefix."""
+
+    blocks: PrefixBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRemoved:
+    """An event: the replica has only the first `keeps` blocks of this prefix left."""
+
+    blocks: PrefixBlocks
+    keeps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixesCleared:
+    """An event: the replica has no cached prefix left, or events were lost."""
+
+
+PrefixEvents = tuple[PrefixStored | PrefixRemoved | PrefixesCleared, ...]
+"""Events in the order in which they happened."""
+
+
+def request_prefix_events(replicas: Sequence[object]) -> None:
+    """Let several replicas report what they cache, if they can and `tell_cache` is None. Call it before they start."""
+    for engine in replicas if len(replicas) > 1 else ():
+        if getattr(engine, "tell_cache", False) is None:
+            engine.tell_cache = True  # type: ignore[attr-defined]

@@ -12,10 +12,10 @@ from typing import Any
 
 from teola_plugin.engines.base import Engine, forget
 from teola_plugin.engines.devices.assignment import assign_devices, on_cards
-from teola_plugin.engines.prefix_events import request_prefix_events
 from teola_plugin.engines.profiles import calibrate
 from teola_plugin.errors import pool_closed, pool_not_started, unknown_name
 from teola_plugin.graph import Graph, PrimitiveKind, Query, Ref, RequestContext
+from teola_plugin.graph.prefix_blocks import request_prefix_events
 from teola_plugin.observe.recorder import TraceRecorder, TraceSink
 from teola_plugin.observe.spans import GraphView, PassRun, QueryTrace
 from teola_plugin.requests.payloads import AnswerForm, Version

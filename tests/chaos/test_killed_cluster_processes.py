@@ -18,7 +18,7 @@ from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.graph import PrimitiveKind, Query
 from teola_plugin.pool import EnginePool
 from teola_plugin.requests.payloads import EmbedText, Generate, Generation, Message, Prompt, Sampling

@@ -17,7 +17,7 @@ from teola_plugin.cluster import deploy
 from teola_plugin.cluster.config import PoolConfig
 from teola_plugin.cluster.connection import actor
 from teola_plugin.cluster.names import actor_name
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.pool import EnginePool
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Any
 
 from teola_plugin.cluster.host.replica_host import MAX_EVENTS, CacheReports, without_reports
 from teola_plugin.cluster.wire import pack, unpack
-from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
+from teola_plugin.graph.prefix_blocks import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.requests.payloads import Done
 
 

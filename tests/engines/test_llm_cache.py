@@ -12,19 +12,20 @@ from support.placement import anywhere, ask, e2
 
 from teola_plugin.engines.bundled import llama as tiny_llama
 from teola_plugin.engines.fake import fake_engines
-from teola_plugin.engines.prefix_events import (
-    PrefixesCleared,
-    PrefixEvents,
-    PrefixRemoved,
-    PrefixStored,
-    request_prefix_events,
-)
 from teola_plugin.engines.profiles import rtx3090
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm.cache import CachedPrefixes
 from teola_plugin.engines.vllm.runner import PromptTokens
 from teola_plugin.graph import PrimitiveKind
-from teola_plugin.graph.prefix_blocks import PrefixBlocks, block_hashes
+from teola_plugin.graph.prefix_blocks import (
+    PrefixBlocks,
+    PrefixesCleared,
+    PrefixEvents,
+    PrefixRemoved,
+    PrefixStored,
+    block_hashes,
+    request_prefix_events,
+)
 from teola_plugin.requests.payloads import UNKNOWN, Done, Generate, Generation, Message, Prompt, Request, Sampling
 from teola_plugin.runtime.ports.engine_port import EnginePort, cache_events
 from teola_plugin.runtime.ports.port import PortListener

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.engines.sentence_transformers.loaded_models import model_name_of, same_model

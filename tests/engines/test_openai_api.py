@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from support.api_server import MODEL, ApiServer
 
-from teola_plugin.engines.bundled.files import llm_folder
 from teola_plugin.engines.conformance import EngineConformance, collect, ends
+from teola_plugin.engines.model_cache import llm_folder
 from teola_plugin.engines.openai import OpenAIServer, wire
 from teola_plugin.engines.openai.http import refusal_in
 from teola_plugin.engines.profiles import calibrate

@@ -21,7 +21,7 @@ from teola_plugin.cli.demo import documents, stock
 from teola_plugin.cli.demo.engines import make_pool_for_app
 from teola_plugin.cli.demo.measure import tokens_cached_by_warmups
 from teola_plugin.cli.main import main
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.pool import EnginePool
 

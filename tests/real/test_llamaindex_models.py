@@ -22,7 +22,7 @@ from teola_plugin.adapters.llamaindex import TeolaVectorStore
 from teola_plugin.adapters.llamaindex.binding.bind import bound
 from teola_plugin.adapters.llamaindex.ingestion import TeolaVectorStoreIndex, accelerated_ingestion
 from teola_plugin.adapters.routing import route_of
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.pgvector import PgVectorEngine
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm

@@ -33,7 +33,7 @@ from support.own_leaves import Chat, Ledger
 
 from teola_plugin import accelerate
 from teola_plugin.adapters.demo_app import EXPAND, LIST_OF_QUESTIONS
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers import RerankingEngine
 from teola_plugin.engines.sentence_transformers.embedding import EmbeddingEngine, packaged_minilm

@@ -10,7 +10,7 @@ from pathlib import Path
 from teola_plugin.adapters.demo_app import SERVED as MODEL
 from teola_plugin.cli.demo.stock import ApiServer
 from teola_plugin.cli.demo.stock import api_server as _started
-from teola_plugin.engines.bundled.files import llm_folder
+from teola_plugin.engines.model_cache import llm_folder
 
 __all__ = ["MODEL", "ApiServer", "api_server"]
 

@@ -22,22 +22,15 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import CreatedModel
 from teola_plugin.tracer.functions.bodies import uncaptured_items
-from teola_plugin.tracer.functions.framework_calls import (
-    Arguments,
-    build,
-    build_plain_model,
-    call_framework_method,
-    is_model_creator,
-)
+from teola_plugin.tracer.functions.created_objects import build, build_plain_model, is_model_creator
+from teola_plugin.tracer.functions.framework_calls import Arguments, call_framework_method
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, MethodRule
 from teola_plugin.tracer.functions.lookup import CACHED_FUNCTION, cached_result, is_instance
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
 from teola_plugin.tracer.functions.operations import (
-    call_text_method,
     call_without_requests,
     compose,
     fields_of_class,
-    is_text,
     items_of,
     iterated,
     make_data_object,
@@ -45,9 +38,7 @@ from teola_plugin.tracer.functions.operations import (
     method_of,
     read_attribute,
     read_key,
-    substitute,
     view_of,
-    written_value,
 )
 from teola_plugin.tracer.functions.pure_expressions import (
     ABSENT,
@@ -79,6 +70,7 @@ from teola_plugin.tracer.functions.symbols import (
     merge_inputs,
     word_set,
 )
+from teola_plugin.tracer.functions.texts import call_text_method, is_text, substitute, written_value
 from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS, FieldGetter
 from teola_plugin.tracer.purity.interpreter import free_names
 from teola_plugin.tracer.purity.purity import cached_purity

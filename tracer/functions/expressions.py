@@ -16,12 +16,8 @@ from teola_plugin.tracer.functions.mutations import is_mutable_container
 from teola_plugin.tracer.functions.operations import (
     compose,
     evaluate_known,
-    format_f_string,
-    format_percent,
-    is_text,
     items_of,
     make_list,
-    make_text,
     read_attribute,
     read_key,
 )
@@ -44,6 +40,7 @@ from teola_plugin.tracer.functions.symbols import (
     known_value,
     merge_inputs,
 )
+from teola_plugin.tracer.functions.texts import format_f_string, format_percent, is_text, make_text
 from teola_plugin.tracer.source import Definition, location_of
 
 

@@ -27,11 +27,9 @@ from teola_plugin.tracer.functions.operations import (
     as_list,
     assign_names,
     compose,
-    is_text,
     items_of,
     iterated,
     make_list,
-    make_text,
     read_key,
 )
 from teola_plugin.tracer.functions.pruning import uses_engine
@@ -55,6 +53,7 @@ from teola_plugin.tracer.functions.symbols import (
     Unknown,
     symbol_of_item,
 )
+from teola_plugin.tracer.functions.texts import is_text, make_text
 from teola_plugin.tracer.symbols import NotUnderstood
 
 _PAIRING: Mapping[str, Callable[..., Iterable[tuple[Any, ...]]]] = {"enumerate": enumerate, "zip": zip}

@@ -30,7 +30,7 @@ from teola_plugin.tracer.functions.mutations import (
     nonlocal_names,
     root_name,
 )
-from teola_plugin.tracer.functions.operations import assign_names, compose, is_text
+from teola_plugin.tracer.functions.operations import assign_names, compose
 from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import copy_code
 from teola_plugin.tracer.functions.symbols import (
@@ -43,6 +43,7 @@ from teola_plugin.tracer.functions.symbols import (
     known_value,
     producers,
 )
+from teola_plugin.tracer.functions.texts import is_text
 from teola_plugin.tracer.lookahead import lookahead_of_choice
 from teola_plugin.tracer.symbols import NotUnderstood
 

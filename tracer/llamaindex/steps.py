@@ -43,10 +43,10 @@ from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
-from teola_plugin.tracer.functions.operations import is_text
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
 from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value, word_set
+from teola_plugin.tracer.functions.texts import is_text
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels

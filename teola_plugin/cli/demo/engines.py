@@ -29,7 +29,7 @@ def make_pool(models: Models, *, shipped: bool = False) -> EnginePool:
     `shipped` adds a second vLLM engine, without drafts. On a machine without CUDA the LLM is pinned to one core and the
     other engines to another, like two devices.
     """
-    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines import model_cache as bundled
     from teola_plugin.engines.pgvector import PgVectorEngine
     from teola_plugin.engines.sentence_transformers import EmbeddingEngine, RerankingEngine
     from teola_plugin.engines.vllm import VllmEngine

@@ -238,7 +238,7 @@ def start_stock_setup(models: Models, *, drafts: bool = False) -> Iterator[Stock
     Without a GPU the server is pinned to one core and everything else to another. With `drafts` the server drafts, and
     a second one is started as vLLM ships. Raise `EngineUnavailable` with the line that installs what is missing.
     """
-    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines import model_cache as bundled
     from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
     _check_packages()

@@ -63,7 +63,7 @@ def _on_card(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _vllm(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     """Build a vLLM engine; the model `bundled` is the small one that comes with the package."""
-    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines import model_cache as bundled
     from teola_plugin.engines.vllm import VllmEngine
 
     drafts = {} if spec.get("drafts") is None else {"drafts": spec["drafts"]}
@@ -81,7 +81,7 @@ def _embedding(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
 
 def _reranking(name: str, spec: Mapping[str, Any], cores: str) -> Engine:
     """Build a sentence-transformers reranker; `bundled` is the small model that comes with the package."""
-    from teola_plugin.engines.bundled import files as bundled
+    from teola_plugin.engines import model_cache as bundled
     from teola_plugin.engines.sentence_transformers import RerankingEngine
 
     model = bundled.reranker_folder() if spec["model"] == BUNDLED else spec["model"] or None

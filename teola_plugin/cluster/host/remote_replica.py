@@ -12,10 +12,10 @@ from teola_plugin.cluster.host.replica_host import without_reports
 from teola_plugin.cluster.ray_errors import translated
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import EngineLoad
-from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.sentence_transformers.static_batching import text_size
 from teola_plugin.errors import EngineUnavailable
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph.prefix_blocks import PrefixEvents
 from teola_plugin.requests.payloads import Generate, Request, Result, Warmup
 
 log = logging.getLogger("teola_plugin")

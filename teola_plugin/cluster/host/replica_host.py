@@ -14,10 +14,10 @@ from teola_plugin.cluster.deployment.engine_factory import build_engine
 from teola_plugin.cluster.remote_values import fetch_inputs, store_large
 from teola_plugin.cluster.wire import EngineFacts, Parcel, pack, unpack
 from teola_plugin.engines.base import Engine, announce_reader, forget
-from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.engines.profiles import calibrate
 from teola_plugin.errors import EngineError
 from teola_plugin.graph.device import on_host
+from teola_plugin.graph.prefix_blocks import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.requests.payloads import Failed, Request, Result
 from teola_plugin.runtime.failures import too_large_error, unqueueable_error
 

@@ -10,8 +10,14 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from teola_plugin.engines.prefix_events import PrefixesCleared, PrefixEvents, PrefixRemoved, PrefixStored
-from teola_plugin.graph.prefix_blocks import BLOCK_CHARACTERS, PrefixBlocks
+from teola_plugin.graph.prefix_blocks import (
+    BLOCK_CHARACTERS,
+    PrefixBlocks,
+    PrefixesCleared,
+    PrefixEvents,
+    PrefixRemoved,
+    PrefixStored,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from teola_plugin.engines.devices.budget import Demand, Grant
 from teola_plugin.engines.drafts.draft_lengths import longest_drafts, step_durations
 from teola_plugin.engines.drafts.options import Drafts, drafts_of
 from teola_plugin.engines.loop_lock import LoopLock
-from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.engines.token_estimate import TokenEstimate
 from teola_plugin.engines.vllm import args as llm_args
 from teola_plugin.engines.vllm import scheduler as llm_scheduler
@@ -43,6 +42,7 @@ from teola_plugin.engines.vllm.link import (
 from teola_plugin.engines.vllm.process import HostProcess, log_file, private_folder
 from teola_plugin.errors import ConfigError, EngineError, EngineUnavailable, RequestTooLarge, TeolaError
 from teola_plugin.graph import LLM_KINDS, Batching, EngineProfile, PrimitiveKind
+from teola_plugin.graph.prefix_blocks import PrefixEvents
 from teola_plugin.requests.payloads import Done, Failed, Generate, Generation, Piece, Request, Result, Warmup, advice
 
 
@@ -148,7 +148,7 @@ class VllmEngine:
     defaults of `args`; if other engines use the same GPU, a pool sets `gpu_memory_utilization` unless they do (see
     `engines.devices.budget`). `cores` pins the CPU build, e.g. `"0"` or `"0-3"` (see `args.pin_cores`). `log` is the
     file for vLLM's output; by default one in the user's cache folder that a clean `stop` removes. With `tell_cache`
-    vLLM's KV events are followed, for placement; by default if there are several replicas (see `prefix_events`).
+    vLLM's KV events are followed, for placement; by default if there are several replicas (see `graph.prefix_blocks`).
     `scheduler="topology"` replaces vLLM's waiting queue (see `scheduler`); `start` raises `ConfigError` for versions of
     vLLM with which it was not tested. `drafts` shortens the decoding of greedy requests and changes none of their
     words: `auto`, `off`, or options (see `drafts.options.Drafts`). `auto` drafts on the CPU only: on CUDA a custom

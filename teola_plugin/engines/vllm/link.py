@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from teola_plugin.engines.drafts.options import Drafts
-from teola_plugin.engines.prefix_events import PrefixEvents
 from teola_plugin.graph import EngineProfile
+from teola_plugin.graph.prefix_blocks import PrefixEvents
 from teola_plugin.requests.payloads import Request
 
 _LENGTH = struct.Struct("!I")

@@ -12,9 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from teola_plugin.engines.base import Engine, announce_reader, takes_late_readers
-from teola_plugin.engines.prefix_events import PrefixEvents, PrefixRemoved, PrefixStored
 from teola_plugin.errors import EngineError, EngineUnavailable, pool_closed
-from teola_plugin.graph.prefix_blocks import block_hashes
+from teola_plugin.graph.prefix_blocks import PrefixEvents, PrefixRemoved, PrefixStored, block_hashes
 from teola_plugin.requests.payloads import Generate, Request, Warmup
 from teola_plugin.runtime import failures
 from teola_plugin.runtime.engine_requests import EngineRequest
@@ -323,7 +322,7 @@ class EnginePort:
         self._handle(event)
 
     def _follow_cache(self, replica: str, engine: Engine) -> None:
-        """Pass the replica's events about its cache to the scheduler, if it has any (see `engines.prefix_events`)."""
+        """Pass the replica's events about its cache to the scheduler, if it has any (see `graph.prefix_blocks`)."""
         if not hasattr(engine, "on_prefix_events"):
             return
 

@@ -27,7 +27,7 @@ from teola_plugin.adapters.langchain.composite_calls import Threads
 from teola_plugin.adapters.options import Options
 from teola_plugin.adapters.routing import under_routing
 from teola_plugin.adapters.thread_safety import ThreadSafety
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError

@@ -18,7 +18,7 @@ from support.llamaindex_engines import own_loop
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin import accelerate
-from teola_plugin.engines.bundled.files import reranker_folder
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 
 huggingface = pytest.importorskip("llama_index.embeddings.huggingface", reason="needs models")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engines.drafts.draft_cases import DraftCase, batches, cases, drafts_of_case
 
-from teola_plugin.engines.bundled import files
+from teola_plugin.engines import model_cache
 from teola_plugin.engines.drafts.draft_lengths import SHARES, longest_drafts, step_durations
 from teola_plugin.engines.vllm import VllmEngine
 from teola_plugin.engines.vllm.drafts.worker import SET_LONGEST_DRAFTS, SET_STEP_DURATIONS
@@ -170,7 +170,7 @@ def test_first_cases_are_answered_alike_with_and_without_drafts(session_llm: Ses
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("weighed", [False, True], ids=["a budget", "weighed against each other"])
 async def test_drafts_change_no_token_of_any_answer(weighed: bool) -> None:
-    found = await compared(1300, int(weighed), str(files.llm_folder()), weighed=weighed)
+    found = await compared(1300, int(weighed), str(model_cache.llm_folder()), weighed=weighed)
     print(f"\n{found.compared} compared, {found.drafted} tokens drafted, {found.accepted} of them accepted")
     for kind, number in sorted(found.kinds.items()):
         print(f"{number:5} {kind}")

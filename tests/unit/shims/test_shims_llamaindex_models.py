@@ -16,8 +16,8 @@ from llama_index.llms.openai_like import OpenAILike
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
 
 from teola_plugin.adapters.llamaindex.binding.bind import bound
-from teola_plugin.engines.bundled.files import reranker_folder
 from teola_plugin.engines.fake import FakeEmbedder, FakeReranker
+from teola_plugin.engines.model_cache import reranker_folder
 from teola_plugin.engines.openai import OpenAIServer, RerankingServer
 from teola_plugin.engines.sentence_transformers.embedding import packaged_minilm
 from teola_plugin.errors import RegistrationError
