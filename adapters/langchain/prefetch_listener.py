@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 
 from teola_plugin.runtime.provider_calls import CallScope
 from teola_plugin.shims import langchain as shims
@@ -64,3 +64,20 @@ def listener_class(kinds: tuple[type, ...]) -> type[PrefetchListener]:
 
 def _output(self: PrefetchListener, run_id: Any, output: Any) -> Any:
     return output
+
+
+def added_to_every_manager(manager: Any) -> tuple[type, ...]:
+    """Return the kinds of handlers that instrumentation adds to every callback manager, unless it has one of the kind.
+
+    OpenInference's and OpenLLMetry's packages wrap the constructor of managers to do so.
+    """
+    return tuple(dict.fromkeys(map(type, manager([]).handlers)))
+
+
+def can_be_silenced(listeners: tuple[type, ...]) -> bool:
+    """Return True if a listener can be made that is of all these kinds, and of those that instrumentation adds."""
+    try:
+        listener_class((*listeners, *added_to_every_manager(CallbackManager)))
+    except TypeError:  # classes that have no common subclass
+        return False
+    return True

@@ -21,12 +21,12 @@ from teola_plugin.adapters.langchain.call_sites import (
     take_as_long,
 )
 from teola_plugin.adapters.langchain.composites import Node
+from teola_plugin.adapters.langchain.prefetch_listener import can_be_silenced
 from teola_plugin.adapters.langchain.prefetching import (
     CallSite,
     EntryForm,
     EntryPoint,
     QueryCalls,
-    can_be_silenced,
     intercept,
 )
 from teola_plugin.adapters.plan_report import Explanation, OwnCalls, Reason

@@ -31,7 +31,7 @@ from langchain_core.utils.uuid import uuid7
 from langchain_core.vectorstores import VectorStore
 
 from teola_plugin.adapters.langchain.listening import runs_in
-from teola_plugin.adapters.langchain.prefetch_listener import listener_class
+from teola_plugin.adapters.langchain.prefetch_listener import added_to_every_manager, listener_class
 from teola_plugin.adapters.plan_report import PrefetchCounts
 from teola_plugin.adapters.provider_executor import Outcome, ProviderRequest, prefetchers
 from teola_plugin.adapters.snapshots import NotCopied, snapshot
@@ -511,23 +511,6 @@ def heard_by_nobody(
     prefetch_scope.set(scope)
     var_child_runnable_config.set(silent)
     return silent
-
-
-def added_to_every_manager(manager: Any) -> tuple[type, ...]:
-    """Return the kinds of handlers that instrumentation adds to every callback manager, unless it has one of the kind.
-
-    OpenInference's and OpenLLMetry's packages wrap the constructor of managers to do so.
-    """
-    return tuple(dict.fromkeys(map(type, manager([]).handlers)))
-
-
-def can_be_silenced(listeners: tuple[type, ...]) -> bool:
-    """Return True if a listener can be made that is of all these kinds, and of those that instrumentation adds."""
-    try:
-        listener_class((*listeners, *added_to_every_manager(CallbackManager)))
-    except TypeError:  # classes that have no common subclass
-        return False
-    return True
 
 
 def _inherited(config: RunnableConfig) -> RunnableConfig:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.constants import END, START
 
 from teola_plugin.adapters.explain import created_models, explain_undedicated, left_rows
 from teola_plugin.adapters.langchain.call_sites import CodeSites
 from teola_plugin.adapters.langchain.prefetch_plan import own_calls
-from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools
+from teola_plugin.adapters.langgraph.agents.agent_tools import AgentTools, text_of_tool
 from teola_plugin.adapters.langgraph.explain import MIN_TOKENS, Choice, NodeFacts
 from teola_plugin.adapters.langgraph.plans import Plans
 from teola_plugin.adapters.langgraph.pools import pools_by_node
@@ -562,7 +560,7 @@ def _known_tokens(plan: TraceResult, call: str) -> int:
 
 def _agent_call(agent: AgentModel, *, is_prefilled: bool) -> CallRow:
     """Return the row for the calls of an agent's model. `is_prefilled`: its next prompts are, while tools run."""
-    texts = [*map(_tool_text, agent.tools), *([] if agent.system_message is None else [agent.system_message.text])]
+    texts = [*map(text_of_tool, agent.tools), *([] if agent.system_message is None else [agent.system_message.text])]
     prompt = (*(PromptPart.literal(text) for text in texts if text), PromptPart.var("messages"))
     engine, explanation = _engine_of(agent.model), Explanation(Reason.PREFILLED if is_prefilled else Reason.AGENT)
     return CallRow(
@@ -578,14 +576,6 @@ def _engine_of(model: Any) -> str:
     """Return the engine that a model is on; empty for none."""
     leaf = leaf_of(model, {})
     return leaf.engine if isinstance(leaf, GenerationLeaf) else ""
-
-
-def _tool_text(tool: Any) -> str:
-    """Return about what a model is told of a tool."""
-    try:
-        return json.dumps(convert_to_openai_tool(tool))
-    except Exception:  # it has no description that the framework can make
-        return ""
 
 
 def _tool_row(name: str, original: Any, tools: AgentTools | None, parts: ToolNodeParts) -> CallRow:

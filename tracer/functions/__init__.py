@@ -5,7 +5,8 @@ components of a template; a request that turns out wrong is claimed by nobody. `
 the symbols, `interpreter` the state of a function that is being read; the rules are in `expressions` and `statements`.
 """
 
-from teola_plugin.tracer.functions.interpreter import FindLeaves, FunctionInterpreter
+from teola_plugin.tracer.functions.frames import FindLeaves
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.symbols import (
     UNKNOWN_VALUE,
     Fields,

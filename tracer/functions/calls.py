@@ -22,17 +22,21 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from teola_plugin.graph import INPUT, Ref
 from teola_plugin.tracer.draft import CreatedModel
 from teola_plugin.tracer.functions.bodies import uncaptured_items
+from teola_plugin.tracer.functions.comprehensions import is_data, with_calls_for_each, with_lists
 from teola_plugin.tracer.functions.created_objects import build, build_plain_model, is_model_creator
+from teola_plugin.tracer.functions.frames import MethodRule
 from teola_plugin.tracer.functions.framework_calls import Arguments, call_framework_method
-from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, MethodRule
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import CACHED_FUNCTION, cached_result, is_instance
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
 from teola_plugin.tracer.functions.operations import (
     call_without_requests,
     compose,
+    dump_model,
     fields_of_class,
     items_of,
     iterated,
+    length_of_list,
     make_data_object,
     make_list,
     method_of,
@@ -44,11 +48,9 @@ from teola_plugin.tracer.functions.pure_expressions import (
     ABSENT,
     NAME_PREFIX,
     STATE,
-    ModelDump,
     compile_pure,
     computed_at_run_time,
     is_setting,
-    is_small,
     is_standard_object,
 )
 from teola_plugin.tracer.functions.symbols import (
@@ -64,14 +66,13 @@ from teola_plugin.tracer.functions.symbols import (
     Spread,
     Symbol,
     Unknown,
-    is_constant,
     is_known_in_parts,
     known_value,
     merge_inputs,
     word_set,
 )
-from teola_plugin.tracer.functions.texts import call_text_method, is_text, substitute, written_value
-from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS, FieldGetter
+from teola_plugin.tracer.functions.texts import call_text_method, substitute, written_value
+from teola_plugin.tracer.purity.calls import BUILTINS, CALLABLES, METHODS
 from teola_plugin.tracer.purity.interpreter import free_names
 from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.source import source_of
@@ -104,8 +105,8 @@ _MUTATING_FUNCTIONS = word_set("delattr delitem iadd iconcat imul ior setattr se
 _ITERATING = (enumerate, frozenset, len, list, max, min, reversed, set, sorted, tuple, zip)
 """Builtins that see nothing of a dictionary but its keys."""
 _DUMP_METHODS = ("model_dump", "model_dump_json")
-_DUMP_OPTIONS = word_set("by_alias exclude_defaults exclude_none exclude_unset indent mode")
-_MAX_INDENT = 8
+
+
 _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (AIMessage, ("ai", "AIMessageChunk")),
     (HumanMessage, ("human", "HumanMessageChunk")),
@@ -115,39 +116,9 @@ _MESSAGE_TYPES: tuple[tuple[type, tuple[str, ...]], ...] = (
 """Classes of messages, and the values that the field `type` of their instances has."""
 
 
-_READERS_TO_THE_END = (list, tuple, set, frozenset, dict, sorted, sum, min, max)
-"""Functions that take all items of a generator."""
-
-
-def _with_lists(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
-    """Return the call with lists in place of generators, where the call certainly takes all items."""
-    if not any(
-        isinstance(part, ast.GeneratorExp)
-        for argument in node.args
-        for part in (argument, *ast.iter_child_nodes(argument))
-    ):
-        return node
-    func = interpreter.evaluate(node.func) if isinstance(node.func, ast.Name) else UNKNOWN_VALUE
-    is_reader = isinstance(func, KnownValue) and any(func.value is reader for reader in _READERS_TO_THE_END)
-    reads_all = is_reader or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
-    arguments: list[ast.expr] = []
-    for argument in node.args:
-        if isinstance(argument, ast.Starred):
-            argument = ast.Starred(_as_list_display(argument.value), argument.ctx)
-        arguments.append(_as_list_display(argument) if reads_all else argument)
-    return ast.copy_location(ast.Call(node.func, arguments, node.keywords), node)
-
-
-def _as_list_display(node: ast.expr) -> ast.expr:
-    """Return a generator expression as a list comprehension, any other expression as it is."""
-    return (
-        ast.copy_location(ast.ListComp(node.elt, node.generators), node) if isinstance(node, ast.GeneratorExp) else node
-    )
-
-
 def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     """Return what a call returns."""
-    node = _with_lists(interpreter, _with_calls_for_each(interpreter, node))
+    node = with_lists(interpreter, with_calls_for_each(interpreter, node))
     if isinstance(node.func, ast.Attribute):
         owner, method = interpreter.evaluate(node.func.value), node.func.attr
         find_method = interpreter.shared.find_method
@@ -155,7 +126,7 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
             return rule(interpreter, Arguments.evaluate(interpreter, node))
         if isinstance(owner, DataObject) and (result := _call_own_method(interpreter, node, owner, method)) is not None:
             return result
-        if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and _is_data(owner.value)):
+        if not isinstance(owner, (KnownValue, Unknown)) or (isinstance(owner, KnownValue) and is_data(owner.value)):
             result = _call_method(interpreter, node, node.func, owner)
             if method in MUTATING_METHODS:
                 interpreter.mutations.add(owner)
@@ -168,49 +139,6 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
     arguments = Arguments.evaluate(interpreter, node)
     _record_mutations(interpreter, func, arguments)
     return _call(interpreter, func, arguments)
-
-
-def _with_calls_for_each(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
-    """Return `list([func(item) for item in items])` for `list(map(func, items))`, and the like for `join` and `tuple`.
-
-    Any other call is returned as it is, and so is the `map` of a function that is pure.
-    """
-    inner = node.args[0] if len(node.args) == 1 and not node.keywords else None
-    if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Name):
-        return node
-    if not _reads_whole_argument(interpreter, node.func):
-        return node
-    called, func = interpreter.frame.read(inner.func.id), inner.args[0] if len(inner.args) == 2 else None
-    if inner.keywords or func is None or not isinstance(called, KnownValue) or called.value is not map:
-        return node
-    value = interpreter.evaluate(func) if isinstance(func, (ast.Name, ast.Attribute, ast.Lambda)) else UNKNOWN_VALUE
-    is_function = isinstance(value, LocalFunction) or (
-        isinstance(value, KnownValue) and type(value.value) in (FunctionType, MethodType)
-    )
-    if not is_function or (isinstance(value, KnownValue) and _is_certainly_pure(value.value)):
-        return node
-    name = f"{NAME_PREFIX}item{inner.lineno}_{inner.col_offset}"
-    each = ast.Call(func, [ast.Name(name, ast.Load())], [])
-    generator = ast.comprehension(ast.Name(name, ast.Store()), inner.args[1], [], 0)
-    comprehension = ast.ListComp(ast.copy_location(each, inner), [generator])
-    changed = ast.copy_location(ast.Call(node.func, [ast.copy_location(comprehension, inner)], []), node)
-    return ast.fix_missing_locations(changed)
-
-
-def _reads_whole_argument(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
-    """Return True for `list`, `tuple`, and the `join` of a text, which read an iterable to its end."""
-    if isinstance(func, ast.Attribute) and func.attr == "join" and isinstance(func.value, (ast.Constant, ast.Name)):
-        return is_text(interpreter.evaluate(func.value))
-    called = interpreter.frame.read(func.id) if isinstance(func, ast.Name) else UNKNOWN_VALUE
-    return isinstance(called, KnownValue) and (called.value is list or called.value is tuple)
-
-
-def _is_certainly_pure(func: Any) -> bool:
-    return type(func) is FunctionType and cached_purity(func) is not None
-
-
-def _is_data(value: object) -> bool:
-    return is_constant(value) or type(value) in (dict, list, tuple, set) or value is os.environ
 
 
 def _call_unknown_method(
@@ -460,7 +388,7 @@ def _call_pure(
     if isinstance(func, KnownValue) and any(func.value is one for one in _ITERATING):
         symbols = list(map(iterated, symbols))
     if isinstance(func, KnownValue) and func.value is len and len(symbols) == 1 and isinstance(symbols[0], ItemList):
-        return _length(interpreter, symbols[0])
+        return length_of_list(interpreter, symbols[0])
     template = ast.Call(ast.Constant(0), [], [ast.keyword(name, ast.Constant(0)) for name in arguments.keywords])
     call = compose(interpreter, template, {"func": func, "args": list(map(_code_of_lambda, symbols))})
     if not isinstance(call, Expression):
@@ -505,22 +433,6 @@ def _copy_list(kind: type, arguments: Arguments) -> Symbol | None:
     return ItemList(items, kind) if are_known else None
 
 
-def _length(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
-    """Return the length of a list: the number of its known items, and the lengths of the lists among them."""
-    length: Symbol = KnownValue(sum(not isinstance(item, Spread) for item in item_list.items))
-    for item in item_list.items:
-        if not isinstance(item, Spread):
-            continue
-        template = ast.Call(ast.Name("len", ast.Load()), [], [])
-        inner_length = compose(interpreter, template, {"args": [item.iterable]})
-        if isinstance(inner_length, Unknown):
-            length = UNKNOWN_VALUE
-        else:
-            addition = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
-            length = compose(interpreter, addition, {"left": length, "right": inner_length})
-    return length
-
-
 def find_assignment(interpreter: FunctionInterpreter, target: ast.expr) -> MethodRule | None:
     """Return the framework's rule for an assignment to a key or an attribute of an object that has a name."""
     find_method = interpreter.shared.find_method
@@ -559,7 +471,7 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
             return _call_at_run_time(arguments, owner)
         method = ast.Attribute(expression.code, name, ast.Load())
         return _call_pure(interpreter, Expression(method, expression.refs, expression.objects), arguments, owner)
-    if name in _DUMP_METHODS and (dump := _dump_model(interpreter, owner, name, arguments)) is not None:
+    if name in _DUMP_METHODS and (dump := dump_model(interpreter, owner, name, arguments)) is not None:
         return dump
     if name in ("append", "extend", "insert") and isinstance(owner, Ref) and find_assignment(interpreter, func.value):
         return KnownValue(None)  # the caller notes that it changes
@@ -571,22 +483,6 @@ def _call_method(interpreter: FunctionInterpreter, node: ast.Call, func: ast.Att
         interpreter.mutations.add(owner)
     interpreter.add_user_code()
     return UNKNOWN_VALUE
-
-
-def _dump_model(interpreter: FunctionInterpreter, owner: Symbol, name: str, arguments: Arguments) -> Symbol | None:
-    """Return what `model_dump` or `model_dump_json` gives of a model; None unless all options are known."""
-    expression = interpreter.to_expression(owner)
-    options = {key: symbol.value for key, symbol in arguments.keywords.items() if isinstance(symbol, KnownValue)}
-    are_known = arguments.complete and not arguments.positional and len(options) == len(arguments.keywords)
-    if expression is None or not are_known or not all(map(is_constant, options.values())):
-        return None
-    indent = options.get("indent") or 0
-    if not options.keys() <= _DUMP_OPTIONS or type(indent) is not int or indent > _MAX_INDENT:
-        return None
-    dump = FieldGetter(name, ModelDump(tuple(options.items())))
-    dump_name = interpreter.name_for(dump, is_ref=False)
-    call = ast.Call(ast.Name(dump_name, ast.Load()), [expression.code], [])
-    return Expression(call, expression.refs, {**expression.objects, dump_name: dump}) if is_small(call) else None
 
 
 def is_absent(interpreter: FunctionInterpreter, fields: Fields, key: str) -> bool:

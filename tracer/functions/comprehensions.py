@@ -6,6 +6,8 @@ import ast
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from types import FunctionType, MethodType
+from typing import Any
 
 from teola_plugin.graph import ITEM, Ref
 from teola_plugin.tracer.functions.bodies import map_items
@@ -21,7 +23,7 @@ from teola_plugin.tracer.functions.operations import (
     known_items,
 )
 from teola_plugin.tracer.functions.pruning import uses_engine
-from teola_plugin.tracer.functions.pure_expressions import compile_pure, copy_code, is_small
+from teola_plugin.tracer.functions.pure_expressions import NAME_PREFIX, compile_pure, copy_code, is_small
 from teola_plugin.tracer.functions.symbols import (
     RUN_METHODS,
     UNKNOWN_VALUE,
@@ -35,9 +37,11 @@ from teola_plugin.tracer.functions.symbols import (
     Spread,
     Symbol,
     Unknown,
+    is_constant,
     is_known_in_parts,
     known_value,
 )
+from teola_plugin.tracer.functions.texts import is_text
 from teola_plugin.tracer.purity.calls import METHODS
 from teola_plugin.tracer.purity.purity import cached_purity
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -409,3 +413,79 @@ def _is_environment(symbol: Symbol) -> bool:
 
 def _names(node: ast.AST) -> Iterator[str]:
     return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+
+
+# ------------------------------------------------------------ generators and maps as comprehensions
+
+
+_READERS_TO_THE_END = (list, tuple, set, frozenset, dict, sorted, sum, min, max)
+"""Functions that take all items of a generator."""
+
+
+def with_lists(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
+    """Return the call with lists in place of generators, where the call certainly takes all items."""
+    if not any(
+        isinstance(part, ast.GeneratorExp)
+        for argument in node.args
+        for part in (argument, *ast.iter_child_nodes(argument))
+    ):
+        return node
+    func = interpreter.evaluate(node.func) if isinstance(node.func, ast.Name) else UNKNOWN_VALUE
+    is_reader = isinstance(func, KnownValue) and any(func.value is reader for reader in _READERS_TO_THE_END)
+    reads_all = is_reader or (isinstance(node.func, ast.Attribute) and node.func.attr == "join")
+    arguments: list[ast.expr] = []
+    for argument in node.args:
+        if isinstance(argument, ast.Starred):
+            argument = ast.Starred(_as_list_display(argument.value), argument.ctx)
+        arguments.append(_as_list_display(argument) if reads_all else argument)
+    return ast.copy_location(ast.Call(node.func, arguments, node.keywords), node)
+
+
+def _as_list_display(node: ast.expr) -> ast.expr:
+    """Return a generator expression as a list comprehension, any other expression as it is."""
+    return (
+        ast.copy_location(ast.ListComp(node.elt, node.generators), node) if isinstance(node, ast.GeneratorExp) else node
+    )
+
+
+def with_calls_for_each(interpreter: FunctionInterpreter, node: ast.Call) -> ast.Call:
+    """Return `list([func(item) for item in items])` for `list(map(func, items))`, and the like for `join` and `tuple`.
+
+    Any other call is returned as it is, and so is the `map` of a function that is pure.
+    """
+    inner = node.args[0] if len(node.args) == 1 and not node.keywords else None
+    if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Name):
+        return node
+    if not _reads_whole_argument(interpreter, node.func):
+        return node
+    called, func = interpreter.frame.read(inner.func.id), inner.args[0] if len(inner.args) == 2 else None
+    if inner.keywords or func is None or not isinstance(called, KnownValue) or called.value is not map:
+        return node
+    value = interpreter.evaluate(func) if isinstance(func, (ast.Name, ast.Attribute, ast.Lambda)) else UNKNOWN_VALUE
+    is_function = isinstance(value, LocalFunction) or (
+        isinstance(value, KnownValue) and type(value.value) in (FunctionType, MethodType)
+    )
+    if not is_function or (isinstance(value, KnownValue) and _is_certainly_pure(value.value)):
+        return node
+    name = f"{NAME_PREFIX}item{inner.lineno}_{inner.col_offset}"
+    each = ast.Call(func, [ast.Name(name, ast.Load())], [])
+    generator = ast.comprehension(ast.Name(name, ast.Store()), inner.args[1], [], 0)
+    comprehension = ast.ListComp(ast.copy_location(each, inner), [generator])
+    changed = ast.copy_location(ast.Call(node.func, [ast.copy_location(comprehension, inner)], []), node)
+    return ast.fix_missing_locations(changed)
+
+
+def _reads_whole_argument(interpreter: FunctionInterpreter, func: ast.expr) -> bool:
+    """Return True for `list`, `tuple`, and the `join` of a text, which read an iterable to its end."""
+    if isinstance(func, ast.Attribute) and func.attr == "join" and isinstance(func.value, (ast.Constant, ast.Name)):
+        return is_text(interpreter.evaluate(func.value))
+    called = interpreter.frame.read(func.id) if isinstance(func, ast.Name) else UNKNOWN_VALUE
+    return isinstance(called, KnownValue) and (called.value is list or called.value is tuple)
+
+
+def _is_certainly_pure(func: Any) -> bool:
+    return type(func) is FunctionType and cached_purity(func) is not None
+
+
+def is_data(value: object) -> bool:
+    return is_constant(value) or type(value) in (dict, list, tuple, set) or value is os.environ

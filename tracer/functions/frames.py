@@ -1,19 +1,28 @@
-"""Calls of functions: the function that a call runs, its source, and the local names with which it begins."""
+"""Calls of functions: the function that a call runs, its source, its local names, and what its interpreters share."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from langchain_core.runnables import Runnable
 from langchain_core.tools import StructuredTool, Tool
 
+from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES, FreeNames, is_framework_code
+from teola_plugin.tracer.functions.pure_expressions import Decide
 from teola_plugin.tracer.functions.symbols import UNKNOWN_VALUE, Fields, ItemList, KnownValue, LocalFunction, Symbol
+from teola_plugin.tracer.langchain.trace import FindLeaf
 from teola_plugin.tracer.source import Definition, source_of
+
+if TYPE_CHECKING:
+    from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 
 
 @dataclass(slots=True)
@@ -159,3 +168,91 @@ def _make_frame(
     names |= zip(_collecting_parameters(code), collected, strict=True)
     local_names = frozenset((*code.co_varnames, *code.co_cellvars))
     return CallFrame(free_names, local_names, names, read_outer=read_outer, code=code)
+
+
+# ------------------------------------------------------------ what the interpreters of one function share
+
+FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool | None], FindLeaf]
+"""(Runnable, location of its call, bound arguments, True for a coroutine method) -> finds the leaves in it that are
+models and retrievers of the user's own. None instead of True or False: in whichever way the graph is called."""
+
+
+LowerGraph = Callable[["FunctionInterpreter", Runnable[Any, Any], Symbol, bool], Symbol | None]
+"""(interpreter, Runnable, its input, True for a coroutine method) -> what it returns, if it is a graph whose nodes are
+read; their requests become components."""
+
+
+MethodRule = Callable[["FunctionInterpreter", Any], Symbol]  # interprets a call with these `Arguments`
+
+
+FindMethod = Callable[[Symbol, str], MethodRule | None]
+"""(owner, name of a method, or `__call__`) -> the framework's rule for it, if there is one."""
+
+
+def find_leaves_called(find_leaves: FindLeaves | None, is_async: bool) -> FindLeaves | None:
+    """Return what finds leaves in code that a coroutine method calls, or a sync one; `find_leaves` may be told neither.
+
+    That is the code of a graph which a function calls: its nodes run as the graph was called.
+    """
+    if find_leaves is None:
+        return None
+
+    def find(runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], form: bool | None) -> FindLeaf:
+        return find_leaves(runnable, location, kwargs, is_async if form is None else form)
+
+    return find
+
+
+class OutOfFuel(Exception):
+    """Signals that as many expressions were evaluated as one function may have."""
+
+
+class BlockExit(Enum):
+    """The way in which control leaves a block of statements."""
+
+    FALLS_THROUGH = auto()
+    """The next statement runs."""
+    LEAVES = auto()
+    """It returned, raised, or went on with the next iteration of a loop."""
+    UNKNOWN = auto()
+    """Nobody knows what runs next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The functions by which an interpreter evaluates an expression and runs a block of statements."""
+
+    evaluate: Callable[[FunctionInterpreter, ast.expr], Symbol]
+    run_block: Callable[[FunctionInterpreter, Sequence[ast.stmt]], BlockExit]
+
+
+MAX_EXPRESSIONS = 5_000
+"""Expressions that are evaluated for one function, with all that it calls."""
+
+
+@dataclass(slots=True)
+class SharedContext:
+    """The state that the interpreter of a function shares with those of its loops' and branches' bodies."""
+
+    rules: Rules
+    decide: Decide | None = None
+    """Decides conditions on the template's input."""
+    find_leaves: FindLeaves | None = None
+    """Finds the models and retrievers of the user's own whose calls are components; without it none are."""
+    find_method: FindMethod | None = None
+    """Finds the rules of methods of another framework's objects."""
+    lower_graph: LowerGraph | None = None
+    """Reads the nodes of graphs that the function calls; without it they are not understood."""
+    environment: Ref | None = None
+    """The environment variables, if they are in the template's input and nothing has changed them since."""
+    fuel: int = MAX_EXPRESSIONS
+    """Expressions that may still be evaluated."""
+    ref_names: dict[Ref, str] = field(default_factory=dict)
+    object_names: dict[int, tuple[str, object]] = field(default_factory=dict)
+    """Names of objects in expressions, by the object's id; the object is kept, so that its id stays its own."""
+    helpers: set[str] = field(default_factory=set)
+    """Components that compute values for others, and are of no use by themselves."""
+    sets_attributes: bool = False
+    """True once an attribute of an existing object was assigned."""
+    catching_blocks: int = 0
+    """Number of `try` statements with handlers around the code that is interpreted now, in its callers, too."""

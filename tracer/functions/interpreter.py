@@ -13,7 +13,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from types import CodeType
 from typing import Any
 
@@ -22,13 +21,12 @@ from langchain_core.runnables import Runnable
 
 from teola_plugin.graph import INPUT, Component, Ref, Role, on_loop, simple
 from teola_plugin.tracer.draft import Draft, Span, mark_fallible
-from teola_plugin.tracer.functions.frames import CallFrame, enter_call
+from teola_plugin.tracer.functions.frames import BlockExit, CallFrame, OutOfFuel, SharedContext, enter_call
 from teola_plugin.tracer.functions.lookup import note_environment
 from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
 from teola_plugin.tracer.functions.pruning import RUN_TIME_EFFECTS, is_user_code, prune_body
 from teola_plugin.tracer.functions.pure_expressions import (
     NAME_PREFIX,
-    Decide,
     compile_pure,
     constant_node,
     decide_on_input,
@@ -71,86 +69,10 @@ MAX_RECURSION_DEPTH = 3
 """Calls of one function that are interpreted inside each other."""
 MAX_NESTING = 4
 """Conditions and loops inside each other of which both branches are interpreted."""
-MAX_EXPRESSIONS = 5_000
-"""Expressions that are evaluated for one function, with all that it calls."""
+
+
 _name_numbers = itertools.count()
 """Refs have other names in every function: expressions of one function may be put together with those of another."""
-
-
-FindLeaves = Callable[[Runnable[Any, Any], str, Mapping[str, Any], bool | None], FindLeaf]
-"""(Runnable, location of its call, bound arguments, True for a coroutine method) -> finds the leaves in it that are
-models and retrievers of the user's own. None instead of True or False: in whichever way the graph is called."""
-LowerGraph = Callable[["FunctionInterpreter", Runnable[Any, Any], Symbol, bool], Symbol | None]
-"""(interpreter, Runnable, its input, True for a coroutine method) -> what it returns, if it is a graph whose nodes are
-read; their requests become components."""
-MethodRule = Callable[["FunctionInterpreter", Any], Symbol]  # interprets a call with these `Arguments`
-FindMethod = Callable[[Symbol, str], MethodRule | None]
-"""(owner, name of a method, or `__call__`) -> the framework's rule for it, if there is one."""
-
-
-def find_leaves_called(find_leaves: FindLeaves | None, is_async: bool) -> FindLeaves | None:
-    """Return what finds leaves in code that a coroutine method calls, or a sync one; `find_leaves` may be told neither.
-
-    That is the code of a graph which a function calls: its nodes run as the graph was called.
-    """
-    if find_leaves is None:
-        return None
-
-    def find(runnable: Runnable[Any, Any], location: str, kwargs: Mapping[str, Any], form: bool | None) -> FindLeaf:
-        return find_leaves(runnable, location, kwargs, is_async if form is None else form)
-
-    return find
-
-
-class OutOfFuel(Exception):
-    """Signals that as many expressions were evaluated as one function may have."""
-
-
-class BlockExit(Enum):
-    """The way in which control leaves a block of statements."""
-
-    FALLS_THROUGH = auto()
-    """The next statement runs."""
-    LEAVES = auto()
-    """It returned, raised, or went on with the next iteration of a loop."""
-    UNKNOWN = auto()
-    """Nobody knows what runs next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The functions by which an interpreter evaluates an expression and runs a block of statements."""
-
-    evaluate: Callable[[FunctionInterpreter, ast.expr], Symbol]
-    run_block: Callable[[FunctionInterpreter, Sequence[ast.stmt]], BlockExit]
-
-
-@dataclass(slots=True)
-class SharedContext:
-    """The state that the interpreter of a function shares with those of its loops' and branches' bodies."""
-
-    rules: Rules
-    decide: Decide | None = None
-    """Decides conditions on the template's input."""
-    find_leaves: FindLeaves | None = None
-    """Finds the models and retrievers of the user's own whose calls are components; without it none are."""
-    find_method: FindMethod | None = None
-    """Finds the rules of methods of another framework's objects."""
-    lower_graph: LowerGraph | None = None
-    """Reads the nodes of graphs that the function calls; without it they are not understood."""
-    environment: Ref | None = None
-    """The environment variables, if they are in the template's input and nothing has changed them since."""
-    fuel: int = MAX_EXPRESSIONS
-    """Expressions that may still be evaluated."""
-    ref_names: dict[Ref, str] = field(default_factory=dict)
-    object_names: dict[int, tuple[str, object]] = field(default_factory=dict)
-    """Names of objects in expressions, by the object's id; the object is kept, so that its id stays its own."""
-    helpers: set[str] = field(default_factory=set)
-    """Components that compute values for others, and are of no use by themselves."""
-    sets_attributes: bool = False
-    """True once an attribute of an existing object was assigned."""
-    catching_blocks: int = 0
-    """Number of `try` statements with handlers around the code that is interpreted now, in its callers, too."""
 
 
 @dataclass(slots=True)

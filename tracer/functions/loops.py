@@ -15,7 +15,8 @@ from teola_plugin.graph import CARRY, ITEM, Component, Path, Ref, Role
 from teola_plugin.tracer.draft import DERIVED, Span
 from teola_plugin.tracer.functions.bodies import MAX_UNROLLED_ITEMS, Captures, MapLoop
 from teola_plugin.tracer.functions.calls import may_write
-from teola_plugin.tracer.functions.interpreter import BlockExit, FunctionInterpreter
+from teola_plugin.tracer.functions.frames import BlockExit
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.mutations import (
     assigned_names,
     has_statement,

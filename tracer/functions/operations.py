@@ -9,12 +9,13 @@ import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import getter_of, is_framework_code, read_object_attribute
 from teola_plugin.tracer.functions.pure_expressions import (
+    ModelDump,
     compile_pure,
     computed_at_run_time,
     evaluate_constant,
@@ -36,10 +37,14 @@ from teola_plugin.tracer.functions.symbols import (
     is_constant,
     known_value,
     merge_inputs,
+    word_set,
 )
-from teola_plugin.tracer.purity.calls import FIELDS
+from teola_plugin.tracer.purity.calls import FIELDS, FieldGetter
 from teola_plugin.tracer.purity.data_classes import DataClass, data_class_of
 from teola_plugin.tracer.symbols import NotUnderstood
+
+if TYPE_CHECKING:
+    from teola_plugin.tracer.functions.framework_calls import Arguments
 
 
 def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[str, Symbol | list[Symbol]]) -> Symbol:
@@ -407,3 +412,41 @@ def known_items(symbol: Symbol) -> Mapping[str, Symbol] | None:
     if isinstance(symbol, KnownValue) and type(symbol.value) is dict and all(type(key) is str for key in symbol.value):
         return {key: KnownValue(value) for key, value in symbol.value.items()}
     return symbol.items if isinstance(symbol, Fields) and symbol.base is None and not symbol.attributes else None
+
+
+_DUMP_OPTIONS = word_set("by_alias exclude_defaults exclude_none exclude_unset indent mode")
+
+
+_MAX_INDENT = 8
+
+
+def dump_model(interpreter: FunctionInterpreter, owner: Symbol, name: str, arguments: Arguments) -> Symbol | None:
+    """Return what `model_dump` or `model_dump_json` gives of a model; None unless all options are known."""
+    expression = interpreter.to_expression(owner)
+    options = {key: symbol.value for key, symbol in arguments.keywords.items() if isinstance(symbol, KnownValue)}
+    are_known = arguments.complete and not arguments.positional and len(options) == len(arguments.keywords)
+    if expression is None or not are_known or not all(map(is_constant, options.values())):
+        return None
+    indent = options.get("indent") or 0
+    if not options.keys() <= _DUMP_OPTIONS or type(indent) is not int or indent > _MAX_INDENT:
+        return None
+    dump = FieldGetter(name, ModelDump(tuple(options.items())))
+    dump_name = interpreter.name_for(dump, is_ref=False)
+    call = ast.Call(ast.Name(dump_name, ast.Load()), [expression.code], [])
+    return Expression(call, expression.refs, {**expression.objects, dump_name: dump}) if is_small(call) else None
+
+
+def length_of_list(interpreter: FunctionInterpreter, item_list: ItemList) -> Symbol:
+    """Return the length of a list: the number of its known items, and the lengths of the lists among them."""
+    length: Symbol = KnownValue(sum(not isinstance(item, Spread) for item in item_list.items))
+    for item in item_list.items:
+        if not isinstance(item, Spread):
+            continue
+        template = ast.Call(ast.Name("len", ast.Load()), [], [])
+        inner_length = compose(interpreter, template, {"args": [item.iterable]})
+        if isinstance(inner_length, Unknown):
+            length = UNKNOWN_VALUE
+        else:
+            addition = ast.BinOp(ast.Constant(0), ast.Add(), ast.Constant(0))
+            length = compose(interpreter, addition, {"left": length, "right": inner_length})
+    return length

@@ -19,8 +19,9 @@ from teola_plugin.tracer.draft import DERIVED, Draft, Span
 from teola_plugin.tracer.functions.bodies import Captures
 from teola_plugin.tracer.functions.calls import find_assignment, may_write
 from teola_plugin.tracer.functions.expressions import define_function
+from teola_plugin.tracer.functions.frames import BlockExit, MethodRule
 from teola_plugin.tracer.functions.framework_calls import Arguments
-from teola_plugin.tracer.functions.interpreter import MAX_NESTING, BlockExit, FunctionInterpreter, MethodRule
+from teola_plugin.tracer.functions.interpreter import MAX_NESTING, FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import read_object_attribute
 from teola_plugin.tracer.functions.loops import run_for, run_while
 from teola_plugin.tracer.functions.mutations import (

@@ -13,17 +13,20 @@ from teola_plugin.graph import INPUT, Ref
 from teola_plugin.runtime.prefetch_outcomes import OncePerCause, cause_of
 from teola_plugin.tracer.draft import Draft, Names, Span, TraceResult
 from teola_plugin.tracer.functions.expressions import evaluate
-from teola_plugin.tracer.functions.frames import CallFrame, enter_function, to_plain_function, unwrap_partial
-from teola_plugin.tracer.functions.interpreter import (
+from teola_plugin.tracer.functions.frames import (
     BlockExit,
+    CallFrame,
     FindLeaves,
     FindMethod,
-    FunctionInterpreter,
     LowerGraph,
     OutOfFuel,
     Rules,
     SharedContext,
+    enter_function,
+    to_plain_function,
+    unwrap_partial,
 )
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import NO_FREE_NAMES
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_function, uses_engine

@@ -33,7 +33,7 @@ from teola_plugin.tracer.functions import (
     materialize,
     summarize_function,
 )
-from teola_plugin.tracer.functions.interpreter import find_leaves_called
+from teola_plugin.tracer.functions.frames import find_leaves_called
 from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import read_key

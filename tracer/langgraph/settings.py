@@ -26,9 +26,8 @@ from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, FunctionInterpr
 from teola_plugin.tracer.functions.bodies import uncaptured_items
 from teola_plugin.tracer.functions.calls import call_user_function
 from teola_plugin.tracer.functions.created_objects import is_runnable, is_safe, opens_no_connection
-from teola_plugin.tracer.functions.frames import to_plain_function, unwrap_partial
+from teola_plugin.tracer.functions.frames import MethodRule, to_plain_function, unwrap_partial
 from teola_plugin.tracer.functions.framework_calls import INHERITED_CALLBACKS, Arguments, call_framework_method
-from teola_plugin.tracer.functions.interpreter import MethodRule
 from teola_plugin.tracer.functions.lookup import are_model_variables_reliable, read_object_attribute
 from teola_plugin.tracer.functions.pure_expressions import (
     CONFIG,

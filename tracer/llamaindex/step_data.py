@@ -21,8 +21,8 @@ from teola_plugin.graph import INPUT, Ref
 from teola_plugin.shims.llamaindex.workflows import MAPPING_MODEL, WorkflowStep, is_dictionary_state
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import UNKNOWN_VALUE, Fields, FunctionInterpreter, KnownValue, Symbol
+from teola_plugin.tracer.functions.frames import OutOfFuel
 from teola_plugin.tracer.functions.framework_calls import Arguments
-from teola_plugin.tracer.functions.interpreter import OutOfFuel
 from teola_plugin.tracer.functions.lookup import is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.operations import read_key

@@ -39,8 +39,9 @@ from teola_plugin.tracer.functions import (
     materialize,
     summarize_function,
 )
+from teola_plugin.tracer.functions.frames import OutOfFuel
 from teola_plugin.tracer.functions.framework_calls import Arguments
-from teola_plugin.tracer.functions.interpreter import FunctionInterpreter, OutOfFuel
+from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
 from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from teola_plugin.adapters.langchain.tools import NOTHING_DECLARED, ReadOnlyTools
 from teola_plugin.adapters.langgraph.agents.tool_inputs import ToolPlanner, ToolWork, needs_runtime_context, tool_work
@@ -319,3 +321,11 @@ def _successors(shape: GraphShape, node: NodeShape) -> Names:
     """Return the nodes that a node may lead to directly; all of them where a conditional edge does not say."""
     ends = (end for branch in node.branches for end in branch.nodes or shape.nodes)
     return frozenset((*node.successors, *node.joins, *ends))
+
+
+def text_of_tool(tool: Any) -> str:
+    """Return about what a model is told of a tool."""
+    try:
+        return json.dumps(convert_to_openai_tool(tool))
+    except Exception:  # it has no description that the framework can make
+        return ""
