@@ -157,7 +157,7 @@ class WrappedLeaf:
     ends: tuple[str, ...] = ()
     """Names of the user code in front of the call, which has ended once the original begins it."""
 
-    def behind(self, code: tuple[str, ...]) -> WrappedLeaf:
+    def behind_code(self, code: tuple[str, ...]) -> WrappedLeaf:
         """Return the leaf as the first call behind user code: it is not prefetched, but shows when that has ended."""
         return replace(self, effects=(), ends=code)
 

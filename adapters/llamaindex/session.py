@@ -195,8 +195,8 @@ class Session(ServedObject):
             return self.entry(entry)
         self._any_prefetch_plan(entry)
         planned = (self._prefetch_plans.get((entry, 0, is_async)) for is_async in (False, True))
-        own = (traced for traced, _ in filter(None, planned) if traced.own_code)
-        return next(own, None) or self.entry(entry)
+        entries_with_code = (traced for traced, _ in filter(None, planned) if traced.own_code)
+        return next(entries_with_code, None) or self.entry(entry)
 
     def _rows(self, entry: str) -> Iterator[CallRow]:
         """Yield a row for each place where an entry calls the user's own models and stores."""

@@ -210,9 +210,9 @@ class Graph:
         of which a call shows that it has ended (`Attributes.ends`).
         """
         blocked: set[str] = set()
-        shown = {name for p in self._order for name in p.attributes.ends}
+        ending = {name for p in self._order for name in p.attributes.ends}
         for p in self._order:
-            if (p.kind in IMPURE_KINDS and p.id not in shown) or not blocked.isdisjoint(self._parents[p.id]):
+            if (p.kind in IMPURE_KINDS and p.id not in ending) or not blocked.isdisjoint(self._parents[p.id]):
                 blocked.add(p.id)
         folds = [name for name in blocked if self._by_id[name].kind is PrimitiveKind.FOLD]
         return frozenset(blocked.difference(folds, *[self.ancestors[name] for name in folds]))

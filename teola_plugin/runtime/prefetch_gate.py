@@ -45,7 +45,7 @@ scope_in_place: ContextVar[CallScope | None] = ContextVar("teola_scope_in_place"
 
 
 class CallWaits:
-    """How long the calls of a query waited for their providers. Used from any thread."""
+    """The time that the calls of a query waited for their providers. Used from any thread."""
 
     def __init__(self) -> None:
         self.calls = 0

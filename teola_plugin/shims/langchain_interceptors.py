@@ -113,8 +113,8 @@ class LangChainInvocation:
     def key(self) -> Hashable:
         """Return the object, the method and the arguments, without the run manager."""
         names = _PARAMETERS.get(self._method, ("input", "stop", "run_manager"))
-        others = map(str, range(len(names), len(self._args)))
-        values = dict(zip((*names, *others), self._args, strict=False)) | self._kwargs
+        positions = map(str, range(len(names), len(self._args)))
+        values = dict(zip((*names, *positions), self._args, strict=False)) | self._kwargs
         first = values.pop(names[0] if names[0] in values else next(iter(values)))
         arguments = {name: values[name] for name in sorted(values) if name not in _HEARS and values[name] is not None}
         return TargetKey(self.target), self._method, freeze(first, message_key), freeze(arguments, message_key)

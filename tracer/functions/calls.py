@@ -519,11 +519,11 @@ def _call_cached_function(interpreter: FunctionInterpreter, func: KnownValue, ar
     owner = (func.value.__self__,) if type(func.value) is MethodType else ()
     function = func.value.__func__ if owner else func.value
     symbols = arguments.symbols if arguments.complete else None
-    known = [known_value(interpreter.read_setting(symbol)) for symbol in symbols or ()]
+    known_arguments = [known_value(interpreter.read_setting(symbol)) for symbol in symbols or ()]
     known_options = {key: known_value(interpreter.read_setting(one)) for key, one in arguments.keywords.items()}
     result: Symbol | None = None
-    if symbols is not None and all(is_known for is_known, _ in (*known, *known_options.values())):
-        values = [*owner, *(value for _, value in known)]
+    if symbols is not None and all(is_known for is_known, _ in (*known_arguments, *known_options.values())):
+        values = [*owner, *(value for _, value in known_arguments)]
         options = {key: value for key, (_, value) in known_options.items()}
         cached = cached_result(function, values, options)
         if cached:

@@ -468,9 +468,9 @@ def with_calls_for_each(interpreter: FunctionInterpreter, node: ast.Call) -> ast
     if not is_function or (isinstance(value, KnownValue) and _is_certainly_pure(value.value)):
         return node
     name = f"{NAME_PREFIX}item{inner.lineno}_{inner.col_offset}"
-    each = ast.Call(func, [ast.Name(name, ast.Load())], [])
+    call = ast.Call(func, [ast.Name(name, ast.Load())], [])
     generator = ast.comprehension(ast.Name(name, ast.Store()), inner.args[1], [], 0)
-    comprehension = ast.ListComp(ast.copy_location(each, inner), [generator])
+    comprehension = ast.ListComp(ast.copy_location(call, inner), [generator])
     changed = ast.copy_location(ast.Call(node.func, [ast.copy_location(comprehension, inner)], []), node)
     return ast.fix_missing_locations(changed)
 

@@ -363,8 +363,8 @@ def _format_prompt(interpreter: FunctionInterpreter, prompt: Any, method: str, a
 def _describe_format(interpreter: FunctionInterpreter, parser: Any, method: str, arguments: Arguments) -> Symbol | None:
     """Interpret `parser.get_format_instructions()` as a text that the framework makes at run time."""
     models = [part for part in vars(parser).values() if is_instance(part, type)]
-    others = [part for part in vars(parser).values() if not is_instance(part, type)]
-    are_known = all(map(writes_itself, models)) and is_plain(others)
+    settings = [part for part in vars(parser).values() if not is_instance(part, type)]
+    are_known = all(map(writes_itself, models)) and is_plain(settings)
     if arguments.all_items() or not is_framework_code(type(parser)) or not are_known:
         return None
     name = interpreter.draft.name(f"{interpreter.name}.instructions")

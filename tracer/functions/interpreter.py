@@ -488,7 +488,7 @@ class FunctionInterpreter:
             if leaf is None or not self._code_before:
                 return leaf
             code, self._code_before = self._code_before, ()
-            return leaf.behind(code)
+            return leaf.behind_code(code)
 
         return find
 

@@ -215,12 +215,12 @@ def _find_counters(interpreter: FunctionInterpreter, node: _ForLoop) -> dict[str
         target, added = statement.target, statement.value
         if not isinstance(target, ast.Name) or not isinstance(added, ast.Constant) or type(added.value) is not int:
             continue
-        others = [*node.body[:index], *node.body[index + 1 :]]
-        is_changed_otherwise = target.id in assigned_names([node.target, *others]) or any(
-            target.id in nonlocal_names(other) for other in others
+        other_statements = [*node.body[:index], *node.body[index + 1 :]]
+        is_changed_otherwise = target.id in assigned_names([node.target, *other_statements]) or any(
+            target.id in nonlocal_names(other) for other in other_statements
         )
         is_skipped = has_statement(node.body[:index], (ast.Continue,))
-        if is_changed_otherwise or is_skipped or target.id not in names_in(others):
+        if is_changed_otherwise or is_skipped or target.id not in names_in(other_statements):
             continue
         initial = interpreter.frame.read(target.id) if target.id in interpreter.frame.names else UNKNOWN_VALUE
         if isinstance(initial, KnownValue) and type(initial.value) is int:

@@ -293,14 +293,14 @@ def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> S
     return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
 
 
-def drop_behind_code(draft: Draft, kept: Container[str] = ()) -> None:
+def drop_behind_code(draft: Draft, earlier_names: Container[str] = ()) -> None:
     """Drop the components that come after code which is not known: it may do anything, such as wait for a person.
 
-    `kept`: names of components that were there before the code was read.
+    `earlier_names`: those of components that were there before the code was read.
     """
     dropped = set[str]()
     for name, component in draft.components.items():
-        if name in kept:
+        if name in earlier_names:
             continue
         earlier = {ref.producer for _, ref in component.inputs} | {
             before for before, after in draft.order if after == name
@@ -343,8 +343,8 @@ class StepReader:
         workflow = getattr(step.function, "__self__", None)
         stays_alone = self.situation.is_alone and not _sends_events(step)
         self._changed_lists |= changed_lists(step)
-        others = frozenset[str]() if stays_alone else self.situation.changing_attributes
-        return {} if workflow is None else {id(workflow): self._changed_lists | others}
+        changed_by_others = frozenset[str]() if stays_alone else self.situation.changing_attributes
+        return {} if workflow is None else {id(workflow): self._changed_lists | changed_by_others}
 
     def find_method(self, owner: Symbol, name: str) -> Rule | None:
         """See `FindMethod`."""
