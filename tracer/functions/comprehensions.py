@@ -18,8 +18,8 @@ from teola_plugin.tracer.functions.mutations import assigned_names
 from teola_plugin.tracer.functions.operations import (
     assign_names,
     compose,
+    evaluate_iterable,
     items_of,
-    iterated,
     known_items,
 )
 from teola_plugin.tracer.functions.pruning import uses_engine
@@ -108,7 +108,7 @@ def evaluate_comprehension(
 ) -> Symbol:
     """Evaluate a comprehension: as an expression if it is pure, as a MAP if it uses an engine for each item."""
     first, *inner_generators = node.generators
-    items, name = iterated(interpreter.evaluate(first.iter)), f"<items {node.lineno}:{node.col_offset}>"
+    items, name = evaluate_iterable(interpreter, first.iter), f"<items {node.lineno}:{node.col_offset}>"
     interpreter.frame.names[name] = items
     first = ast.comprehension(first.target, ast.Name(name, ast.Load()), first.ifs, first.is_async)
     fields = {key: value for key, value in ast.iter_fields(node) if key != "generators"}

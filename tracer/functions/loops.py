@@ -28,8 +28,8 @@ from teola_plugin.tracer.functions.operations import (
     as_list,
     assign_names,
     compose,
+    evaluate_iterable,
     items_of,
-    iterated,
     make_list,
     read_key,
 )
@@ -65,7 +65,7 @@ _name_numbers = itertools.count()
 
 def run_for(interpreter: FunctionInterpreter, node: _ForLoop) -> BlockExit:
     """Interpret a `for` loop."""
-    items = _pair_objects(iterated(interpreter.evaluate(node.iter)))
+    items = _pair_objects(evaluate_iterable(interpreter, node.iter))
     item_list = items_of(items)
     known_items = [item for item in item_list if not isinstance(item, Spread)]
     all_known = len(known_items) == len(item_list) <= MAX_UNROLLED_ITEMS

@@ -43,6 +43,9 @@ from teola_plugin.tracer.purity.calls import FIELDS, FieldGetter
 from teola_plugin.tracer.purity.data_classes import DataClass, data_class_of
 from teola_plugin.tracer.symbols import NotUnderstood
 
+_ITERATORS = word_set("enumerate filter iter map reversed zip")
+"""Builtins whose results can be gone through once."""
+
 if TYPE_CHECKING:
     from teola_plugin.tracer.functions.framework_calls import Arguments
 
@@ -402,6 +405,15 @@ def iterated(symbol: Symbol) -> Symbol:
         known_list = evaluate_known(as_list(symbol))
         return known_list if isinstance(known_list, KnownValue) else symbol
     return view_of(symbol, "keys") or symbol
+
+
+def evaluate_iterable(interpreter: FunctionInterpreter, node: ast.expr) -> Symbol:
+    """Return what a loop over an expression goes through. A variable that holds an iterator is unknown from then on."""
+    symbol = interpreter.evaluate(node)
+    code = symbol.code if isinstance(node, ast.Name) and isinstance(symbol, Expression) else None
+    if isinstance(code, ast.Call) and isinstance(code.func, ast.Name) and code.func.id in _ITERATORS:
+        interpreter.frame.names[node.id] = UNKNOWN_VALUE  # type: ignore[attr-defined]
+    return iterated(symbol)
 
 
 def known_items(symbol: Symbol) -> Mapping[str, Symbol] | None:

@@ -236,6 +236,27 @@ def test_functions_for_both_entry_points_that_share_a_coroutine_make_each_call_o
     assert way == "invoke" or fast.most_at_once == 6
 
 
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_iterator_that_is_gone_through_twice_has_no_items_left(way: str) -> None:
+    def build(model: Any) -> Runnable[Any, Any]:
+        def take_notes(inputs: dict[str, Any]) -> list[Any]:
+            numbered = enumerate(inputs["items"])
+            notes = [model.invoke(f"note {number} {item}").content for number, item in numbered]
+            checks = [model.invoke(f"check {number} {item}").content for number, item in numbered]
+            return [*notes, *checks]
+
+        return RunnableLambda(take_notes)
+
+    plain, fast = HostedModel(), HostedModel()
+    expected = outcome_of(build(plain), way)
+
+    result = outcome_of(accelerate(build(fast)), way)
+
+    assert result == expected
+    assert fast.prompts == plain.prompts == ["note 0 a", "note 1 b", "note 2 c"]
+    assert fast.most_at_once == 3
+
+
 def test_explain_names_the_loop_of_a_function() -> None:
     assert (
         "each model call of take_notes.each together with those of the other items"
