@@ -28,7 +28,7 @@ from teola_plugin.tracer.functions.frames import MethodRule
 from teola_plugin.tracer.functions.framework_calls import Arguments, call_framework_method
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import CACHED_FUNCTION, cached_result, is_instance
-from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, mutated_names
+from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, changes_container, mutated_names
 from teola_plugin.tracer.functions.operations import (
     call_without_requests,
     compose,
@@ -131,7 +131,7 @@ def evaluate_call(interpreter: FunctionInterpreter, node: ast.Call) -> Symbol:
             if method in MUTATING_METHODS:
                 interpreter.mutations.add(owner)
             return result
-        if isinstance(owner, Unknown) and (owner.is_plain or method in (*METHODS, *MUTATING_METHODS)):
+        if isinstance(owner, Unknown) and (owner.is_plain or method in METHODS or changes_container(node)):
             return _call_unknown_method(interpreter, node, node.func, owner)
         func = read_attribute(interpreter, owner, method)
     else:
@@ -151,7 +151,7 @@ def _call_unknown_method(
         return result
     if isinstance(func.value, ast.Name):  # it may hold an object of another kind now
         interpreter.frame.names[func.value.id] = UNKNOWN_VALUE
-    if func.attr in MUTATING_METHODS:
+    if changes_container(node):
         return UNKNOWN_VALUE
     _record_mutations(interpreter, UNKNOWN_VALUE, arguments)
     return call_user_function(interpreter, UNKNOWN_VALUE, UNKNOWN_VALUE, arguments)
@@ -319,7 +319,7 @@ def may_write(interpreter: FunctionInterpreter, nodes: Sequence[ast.AST]) -> boo
 def _only_reads(interpreter: FunctionInterpreter, call: ast.Call) -> bool:
     """Return True if a call, given by its code, certainly writes nothing that an engine reads."""
     func = call.func
-    if isinstance(func, ast.Attribute) and func.attr in (*METHODS, *MUTATING_METHODS):
+    if changes_container(call) or (isinstance(func, ast.Attribute) and func.attr in METHODS):
         return True
     root = func
     while isinstance(root, ast.Attribute):

@@ -16,6 +16,8 @@ from teola_plugin.tracer.functions.symbols import Expression, Fields, ItemList, 
 
 MUTATING_METHODS = word_set("add append clear extend insert pop popitem remove reverse setdefault sort update")
 """Methods that change a list, a dictionary or a set."""
+_WRITING_METHODS = word_set("add insert")
+"""Those of them whose names are also methods of stores and indexes."""
 _MUTABLE_TYPES = (dict, list, set)
 _ALIASING_NODES = (ast.Attribute, ast.BoolOp, ast.IfExp, ast.Name, ast.NamedExpr, ast.Subscript)
 """Expressions that return an object that was there before, not a new one."""
@@ -128,6 +130,17 @@ def _is_alias(code: ast.expr) -> bool:
 
 
 # ------------------------------------------------------------ names in the text of code
+
+
+def changes_container(call: ast.Call) -> bool:
+    """Return True for a call of a method by which lists, dictionaries and sets are changed, as far as its code shows.
+
+    `index.insert(document)` and `collection.add(ids=...)` of a store are none: a list's `insert` takes two arguments.
+    """
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name in _WRITING_METHODS and (call.keywords or len(call.args) != (2 if name == "insert" else 1)):
+        return False
+    return name in MUTATING_METHODS
 
 
 def mutated_names(nodes: Sequence[ast.AST]) -> set[str]:

@@ -262,11 +262,10 @@ def _run_if(interpreter: FunctionInterpreter, node: ast.If, rest: Statements) ->
     truth = interpreter.decide_condition(test)
     if truth is not None:
         return interpreter.run_block(node.body if truth else node.orelse), False
-    if any(isinstance(inner, ast.Raise) for inner in node.body):
-        return interpreter.run_block(node.orelse), False  # as if nothing went wrong
     is_caught = interpreter.shared.catching_blocks > 0
-    if any(isinstance(inner, ast.Raise) for inner in node.orelse) and not is_caught:
-        return interpreter.run_block(node.body), False
+    for body, other in ((node.body, node.orelse), (node.orelse, node.body)):
+        if any(isinstance(inner, ast.Raise) for inner in body) and not is_caught:
+            return interpreter.run_block(other), False  # as if nothing went wrong
     both = [*node.body, *node.orelse]
     may_leave = has_statement(both, (ast.Return, ast.Continue, *((ast.Raise,) if is_caught else ())))
     may_break = has_statement(both, (ast.Break,))

@@ -266,7 +266,23 @@ def caught_else(model: HostedModel) -> Any:
     return compiled(write)
 
 
-@pytest.mark.parametrize("build", [caught_around_the_loop, caught_in_a_caller, caught_else])
+def caught_before_a_call(model: HostedModel) -> Any:
+    judge = judge_with(model)
+
+    def write(state: State) -> State:
+        verdict = judge.invoke(f"judge {state['topic']}")
+        try:
+            if not verdict.is_clear:
+                raise ValueError("not clear")
+            text = str(model.invoke(f"write {state['topic']}").content)
+        except ValueError:
+            text = ""
+        return {"first": text}
+
+    return compiled(write)
+
+
+@pytest.mark.parametrize("build", [caught_around_the_loop, caught_in_a_caller, caught_else, caught_before_a_call])
 def test_no_call_is_made_behind_a_raise_that_is_caught(build: Build) -> None:
     run_both(build, {**INPUT, "topic": "x"})
 
