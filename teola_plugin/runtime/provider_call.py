@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from teola_plugin.observe.steps import PROVIDER, TracedCall
 from teola_plugin.runtime.claims import Caller, Claims
+from teola_plugin.runtime.provider_limits import ProviderLimit, provider_limit
 from teola_plugin.runtime.query_run import current_call
 from teola_plugin.shims.interception import STREAM_OPENED
 
@@ -272,6 +273,12 @@ async def astream_chunks(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]
 
 executing: ContextVar[Any] = ContextVar("teola_executing", default=None)
 """The model or retriever whose provider method runs here: its own nested methods are part of that call."""
+
+
+def limit_here() -> ProviderLimit | None:
+    """Return the limit of the model or retriever whose provider method runs here; None where none runs."""
+    target = executing.get()
+    return None if target is None else provider_limit(target)
 
 
 class InsideCall:

@@ -28,9 +28,10 @@ from teola_plugin.runtime.provider_call import (
     ProviderCall,
     astream_chunks,
     executing,
+    limit_here,
     stream_chunks,
 )
-from teola_plugin.runtime.provider_limits import is_transient, limit_here, provider_limit
+from teola_plugin.runtime.provider_limits import is_transient, provider_limit
 from teola_plugin.runtime.query_run import current_position
 from teola_plugin.shims import httpx as httpx_shim
 from teola_plugin.shims.interception import STREAM_OPENED

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from teola_plugin.runtime.call_limits import ConcurrencyLimit, PerObject, is_inside_prefetch
-from teola_plugin.runtime.provider_call import executing
 from teola_plugin.shims.httpx import retry_after_s
 
 log = logging.getLogger("teola_plugin.limits")
@@ -226,9 +225,3 @@ def _new_limit(target: object) -> ProviderLimit:
 
 provider_limit: Callable[[object], ProviderLimit] = PerObject(_new_limit)
 """Returns the limit of prefetched calls of a model, retriever or tool: one for each provider, address and model."""
-
-
-def limit_here() -> ProviderLimit | None:
-    """Return the limit of the model or retriever whose provider method runs here; None where none runs."""
-    target = executing.get()
-    return None if target is None else provider_limit(target)

@@ -9,7 +9,7 @@ import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseLanguageModel
@@ -35,9 +35,6 @@ from teola_plugin.tracer.functions.symbols import (
     known_value,
     word_set,
 )
-
-if TYPE_CHECKING:
-    from teola_plugin.tracer.functions.framework_calls import Arguments
 
 
 def is_runnable(value: object) -> bool:
@@ -118,7 +115,7 @@ def build(
     return try_build(lambda: func(*values, **{key: value for key, (_, value) in keyword_values.items()}))
 
 
-def build_plain_model(interpreter: FunctionInterpreter, cls: Any, arguments: Arguments) -> KnownValue | None:
+def build_plain_model(interpreter: FunctionInterpreter, cls: Any, arguments: Any) -> KnownValue | None:
     """Return a model that a class of another framework makes of plain data; None if more than that decides about it."""
     symbols = arguments.symbols if arguments.complete else None
     if symbols is None:

@@ -9,7 +9,7 @@ import ast
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from teola_plugin.graph import Ref
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
@@ -45,9 +45,6 @@ from teola_plugin.tracer.symbols import NotUnderstood
 
 _ITERATORS = word_set("enumerate filter iter map reversed zip")
 """Builtins whose results can be gone through once."""
-
-if TYPE_CHECKING:
-    from teola_plugin.tracer.functions.framework_calls import Arguments
 
 
 def compose(interpreter: FunctionInterpreter, node: ast.expr, operands: Mapping[str, Symbol | list[Symbol]]) -> Symbol:
@@ -432,7 +429,7 @@ _DUMP_OPTIONS = word_set("by_alias exclude_defaults exclude_none exclude_unset i
 _MAX_INDENT = 8
 
 
-def dump_model(interpreter: FunctionInterpreter, owner: Symbol, name: str, arguments: Arguments) -> Symbol | None:
+def dump_model(interpreter: FunctionInterpreter, owner: Symbol, name: str, arguments: Any) -> Symbol | None:
     """Return what `model_dump` or `model_dump_json` gives of a model; None unless all options are known."""
     expression = interpreter.to_expression(owner)
     options = {key: symbol.value for key, symbol in arguments.keywords.items() if isinstance(symbol, KnownValue)}

@@ -167,6 +167,8 @@ class Lowering:
     """True if the original makes the calls of a list concurrently, in an event loop of its own."""
     is_body: bool = False
     """True for the body of a branch or a loop."""
+    make_reader: Callable[[OwnModels], Any] | None = None
+    """Returns the reader of methods of the user's own classes, a `StepReader`; None to read no such methods."""
     own_code: set[str] = field(default_factory=set)
     """Beginnings of the names of components that come from the source of the user's own classes."""
 
@@ -175,7 +177,7 @@ class Lowering:
 
     def written_method(self, node: object) -> MethodType | None:
         """Return the method of a user's own class that answers a query and may be read; None for all other objects."""
-        if self.own_models is None or self.is_body:
+        if self.own_models is None or self.make_reader is None or self.is_body:
             return None
         return classes.written_method(node, is_async=self.runs_in_loop)
 

@@ -5,7 +5,7 @@ A method is read as a step of a workflow is, by the same rules. The query takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MethodType
@@ -14,12 +14,13 @@ from typing import Any
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.query_engine import CustomQueryEngine
-from pydantic import BaseModel
 
 from teola_plugin.graph import UnfitValue, on_loop
 from teola_plugin.runtime.query_run import during
+from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import Fields, FunctionInterpreter, Instance, Symbol, materialize, summarize_function
 from teola_plugin.tracer.functions.lookup import DataGuards
+from teola_plugin.tracer.functions.pruning import is_user_code
 from teola_plugin.tracer.functions.symbols import producers
 from teola_plugin.tracer.functions.trace import first_parameter
 from teola_plugin.tracer.llamaindex.classes import is_framework_class, written_method
@@ -89,17 +90,12 @@ def _read_method(lowering: Lowering, method: MethodType, query: SymbolicQuery, p
 
     Raise `NotUnderstood` if there are none.
     """
-    from teola_plugin.tracer.llamaindex.step_data import StoreRules
-    from teola_plugin.tracer.llamaindex.step_models import ModelRules
-    from teola_plugin.tracer.llamaindex.steps import StepReader, StepSituation, drop_behind_code
-
     node, function, draft = method.__self__, method.__func__, lowering.draft
     in_progress = _functions_in_progress.get()
     if method in in_progress:
         raise NotUnderstood(f"{type(node).__name__} calls itself")
-    assert lowering.own_models is not None
-    models = ModelRules(lowering.own_models)
-    reader, data = StepReader(models, StoreRules(BaseModel, None), StepSituation()), DataGuards()
+    assert lowering.own_models is not None and lowering.make_reader is not None
+    reader, data = lowering.make_reader(lowering.own_models), DataGuards()
     name, earlier = f"{path}.{function.__name__}", set(draft.components)
     argument = query.text if isinstance(node, CustomQueryEngine) else reader.bundles.add(query)
     with data.recording(), during(_functions_in_progress, (*in_progress, method)):
@@ -108,7 +104,7 @@ def _read_method(lowering: Lowering, method: MethodType, query: SymbolicQuery, p
         )
     drop_behind_code(draft, earlier)
     is_async, attributes = lowering.runs_in_loop, _objects_of(node)
-    lowering.guards += models.guards
+    lowering.guards += reader.models.guards
     lowering.guards.append(
         CodeGuard(
             lambda: getattr(written_method(node, is_async=is_async), "__func__", None),
@@ -142,3 +138,21 @@ def _require_text(value: Any) -> str:
     if type(value) is not str:
         raise UnfitValue("an answer that is no text")
     return value
+
+
+def drop_behind_code(draft: Draft, earlier_names: Container[str] = ()) -> None:
+    """Drop the components that come after code which is not known: it may do anything, such as wait for a person.
+
+    `earlier_names`: those of components that were there before the code was read.
+    """
+    dropped = set[str]()
+    for name, component in draft.components.items():
+        if name in earlier_names:
+            continue
+        earlier = {ref.producer for _, ref in component.inputs} | {
+            before for before, after in draft.order if after == name
+        }
+        if is_user_code(component) or not dropped.isdisjoint(earlier):
+            dropped.add(name)
+    draft.components = {name: component for name, component in draft.components.items() if name not in dropped}
+    draft.order = [pair for pair in draft.order if dropped.isdisjoint(pair)]

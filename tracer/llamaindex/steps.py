@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import CodeType, NoneType
@@ -44,14 +44,14 @@ from teola_plugin.tracer.functions.framework_calls import Arguments
 from teola_plugin.tracer.functions.interpreter import FunctionInterpreter
 from teola_plugin.tracer.functions.lookup import DataGuards, is_framework_code, is_instance, is_subclass
 from teola_plugin.tracer.functions.mutations import MUTATING_METHODS, Mutations
-from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN
 from teola_plugin.tracer.functions.pure_expressions import Decide, compile_pure
 from teola_plugin.tracer.functions.symbols import AwaitableValue, Expression, is_constant, known_value, word_set
 from teola_plugin.tracer.functions.texts import is_text
 from teola_plugin.tracer.llamaindex.engines import try_lower_query
 from teola_plugin.tracer.llamaindex.lowering import ElementsGuard, Guard, Lowering
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
-from teola_plugin.tracer.llamaindex.own_code import QueryBundles
+from teola_plugin.tracer.llamaindex.own_code import QueryBundles, drop_behind_code
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
 from teola_plugin.tracer.llamaindex.step_data import (
     EventRules,
@@ -293,24 +293,6 @@ def _validated(draft: Draft, kind: Any, key: str, value: Symbol, name: str) -> S
     return draft.call(draft.name(f"{name}.{key}"), on_loop(validated), (), value=ref)
 
 
-def drop_behind_code(draft: Draft, earlier_names: Container[str] = ()) -> None:
-    """Drop the components that come after code which is not known: it may do anything, such as wait for a person.
-
-    `earlier_names`: those of components that were there before the code was read.
-    """
-    dropped = set[str]()
-    for name, component in draft.components.items():
-        if name in earlier_names:
-            continue
-        earlier = {ref.producer for _, ref in component.inputs} | {
-            before for before, after in draft.order if after == name
-        }
-        if is_user_code(component) or not dropped.isdisjoint(earlier):
-            dropped.add(name)
-    draft.components = {name: component for name, component in draft.components.items() if name not in dropped}
-    draft.order = [pair for pair in draft.order if dropped.isdisjoint(pair)]
-
-
 @dataclass(slots=True)
 class StepReader:
     """The rules by which LlamaIndex's objects are read, and what they have come to."""
@@ -436,8 +418,13 @@ class StepReader:
             return UNKNOWN_VALUE
         draft = interpreter.draft
         before = set(draft.components)
-        own_models = self.models.own_models
-        lowering = Lowering(draft=draft, own_models=own_models, runs_in_loop=is_async, is_body=interpreter.is_body)
+        lowering = Lowering(
+            draft=draft,
+            own_models=self.models.own_models,
+            runs_in_loop=is_async,
+            is_body=interpreter.is_body,
+            make_reader=make_reader,
+        )
         result: Symbol = UNKNOWN_VALUE
         try:
             symbolic_query = self.bundles.resolve(interpreter, lowering, part, query)
@@ -458,6 +445,11 @@ class StepReader:
 
 
 # ------------------------------------------------------------ events and nodes
+
+
+def make_reader(own_models: OwnModels) -> StepReader:
+    """Return the reader of a method of the user's that is no step, such as `custom_query`."""
+    return StepReader(ModelRules(own_models), StoreRules(BaseModel, None), StepSituation())
 
 
 def _expected_classes(symbol: Symbol | None) -> Classes | None:

@@ -23,6 +23,7 @@ from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes, re
 from teola_plugin.tracer.llamaindex.lowering import Guard, Lowering, SymbolicQuery, Value
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
+from teola_plugin.tracer.llamaindex.steps import make_reader
 from teola_plugin.tracer.llamaindex.synthesizers import lower_synthesizer
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -59,7 +60,7 @@ def trace(
     `own_models`: says which models and stores of the user's own the graph may call; None for none. `is_async`: the
     async method of the entry is called.
     """
-    lowering = Lowering(own_models=own_models, runs_in_loop=is_async)
+    lowering = Lowering(own_models=own_models, runs_in_loop=is_async, make_reader=make_reader)
     kind = _kind_of(node)
     try:
         with refuse_unknown_attributes():
