@@ -108,7 +108,7 @@ def _pair_objects(items: Symbol) -> Symbol:
     is_pairing = isinstance(code, ast.Call) and isinstance(code.func, ast.Name) and code.func.id in _PAIRING
     if not isinstance(items, Expression) or not isinstance(code, ast.Call) or not is_pairing:
         return items
-    lists = [items.objects.get(one.id) if isinstance(one, ast.Name) else None for one in code.args]
+    lists = [items.objects.get(one.id) if isinstance(one, ast.Name) else _constants_of(one) for one in code.args]
     known_lists: list[Any] = [one for one in lists if type(one) in (list, tuple)]
     options = {one.arg or "": one.value.value for one in code.keywords if isinstance(one.value, ast.Constant)}
     is_known = len(known_lists) == len(lists) > 0 and len(options) == len(code.keywords)
@@ -119,6 +119,14 @@ def _pair_objects(items: Symbol) -> Symbol:
     except (TypeError, ValueError):  # the original raises it as well
         return items
     return ItemList(tuple(ItemList(tuple(map(KnownValue, one)), tuple) for one in pairs))
+
+
+def _constants_of(node: ast.expr) -> Any:
+    """Return the value of an expression of constants; None for any other one."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return None
 
 
 # ------------------------------------------------------------ loops that are interpreted as they run
