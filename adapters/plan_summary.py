@@ -14,7 +14,7 @@ from teola_plugin.passes import Optimised
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import DERIVED
-from teola_plugin.tracer.functions.pruning import RUN_TIME_EFFECTS
+from teola_plugin.tracer.leaf import RUN_TIME_EFFECTS
 
 if TYPE_CHECKING:
     from teola_plugin.adapters.plan_report import OwnCalls

@@ -16,6 +16,8 @@ from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 PERMISSION = Effect("permission")
 """Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
+RUN_TIME_EFFECTS = (PERMISSION,)
+"""Effects of an OPAQUE component that stands for a value which code without side effects computes at run time."""
 _OWN_STORE = "store:"
 
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from teola_plugin.graph import ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import Draft, Names, Span
-from teola_plugin.tracer.leaf import PERMISSION, searches_own_store
+from teola_plugin.tracer.leaf import RUN_TIME_EFFECTS, searches_own_store
 
 _USER_CODE = (Role.OPAQUE, Role.TOOL)
-RUN_TIME_EFFECTS = (PERMISSION,)
-"""Effects of an OPAQUE component that stands for a value which code without side effects computes at run time."""
 EMPTY_SPAN = Span()
 
 

@@ -8,13 +8,11 @@ from inspect import CO_COROUTINE, CO_GENERATOR
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
-from llama_index.core.base.base_query_engine import BaseQueryEngine
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate, SelectorPromptTemplate
-from llama_index.core.query_engine import CustomQueryEngine
 
 from teola_plugin.shims.llamaindex.copies import attribute_values, copy_template
+from teola_plugin.shims.llamaindex.engines import PROMPT_METHODS, QUERY_METHODS
 from teola_plugin.shims.llamaindex.interceptors import defining_class, worker_of, written_function
 from teola_plugin.shims.llamaindex.records import Unreadable, missing_attribute
 from teola_plugin.tracer.report import Level
@@ -42,14 +40,6 @@ _BUILT = (
 )
 """Substrings of the names of modules whose classes are built of other objects."""
 _HARMLESS = frozenset({"class_name", "__init__", "__repr__", "__str__", "__doc__"})
-_QUERY_METHODS: dict[type, tuple[str, str]] = {
-    CustomQueryEngine: ("custom_query", "acustom_query"),
-    BaseQueryEngine: ("_query", "_aquery"),
-    BaseRetriever: ("_retrieve", "_aretrieve"),
-}
-"""For each class that LlamaIndex leaves to its users to complete: the methods that answer a query, sync and async."""
-_PROMPT_METHODS = ("_get_prompts", "_update_prompts", "_get_prompt_modules", "model_post_init")
-"""Further methods of such classes, which no query calls."""
 
 
 def rule_for(node: object, rules: Mapping[type, T]) -> T:
@@ -73,8 +63,8 @@ def written_method(node: object, *, is_async: bool) -> MethodType | None:
     """
     kind = type(node)
     base: type = next((cls for cls in kind.__mro__ if is_framework_class(cls)), object)
-    names = _QUERY_METHODS.get(base)
-    if names is None or find_override(node, base, (*names, *_PROMPT_METHODS)):
+    names = QUERY_METHODS.get(base)
+    if names is None or find_override(node, base, (*names, *PROMPT_METHODS)):
         return None
     name = next((one for one in names[is_async::-1] if not is_framework_class(defining_class(kind, one))), "")
     function = written_function(kind, name) if name else None

@@ -6,7 +6,7 @@ The query's input is a dictionary: `query` (its text), `texts` (what is embedded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from teola_plugin.tracer.llamaindex.classes import refuse_unknown_attributes, re
 from teola_plugin.tracer.llamaindex.lowering import Guard, Lowering, SymbolicQuery, Value
 from teola_plugin.tracer.llamaindex.model_calls import OwnModels
 from teola_plugin.tracer.llamaindex.retrieval import lower_retriever
-from teola_plugin.tracer.llamaindex.steps import make_reader
 from teola_plugin.tracer.llamaindex.synthesizers import lower_synthesizer
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import NotUnderstood
@@ -51,6 +50,15 @@ class TracedEntry:
         return all(guard.holds for guard in self.guards)
 
 
+def _find_reader() -> Callable[[OwnModels], Any] | None:
+    """Return what makes readers of methods; None without LangChain's core, which the reader of functions needs."""
+    try:
+        from teola_plugin.tracer.llamaindex.steps import make_reader
+    except ImportError:
+        return None
+    return make_reader
+
+
 def trace(
     node: Any, entry: str = "query", texts: int = 0, own_models: OwnModels | None = None, *, is_async: bool = False
 ) -> TracedEntry:
@@ -60,7 +68,7 @@ def trace(
     `own_models`: says which models and stores of the user's own the graph may call; None for none. `is_async`: the
     async method of the entry is called.
     """
-    lowering = Lowering(own_models=own_models, runs_in_loop=is_async, make_reader=make_reader)
+    lowering = Lowering(own_models=own_models, runs_in_loop=is_async, make_reader=_find_reader())
     kind = _kind_of(node)
     try:
         with refuse_unknown_attributes():

@@ -24,6 +24,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.query_engine import (
     CitationQueryEngine,
+    CustomQueryEngine,
     MultiStepQueryEngine,
     RetrieverQueryEngine,
     RetryGuidelineQueryEngine,
@@ -343,3 +344,15 @@ class IndexHooks:
             await method(index_struct, some, show_progress, **insert_kwargs)
 
         await self.__teola_aadd__(nodes, add)
+
+
+# ------------------------------------------------------------ classes that users complete
+
+QUERY_METHODS: dict[type, tuple[str, str]] = {
+    CustomQueryEngine: ("custom_query", "acustom_query"),
+    BaseQueryEngine: ("_query", "_aquery"),
+    BaseRetriever: ("_retrieve", "_aretrieve"),
+}
+"""For each class that LlamaIndex leaves to its users to complete: the methods that answer a query, sync and async."""
+PROMPT_METHODS = ("_get_prompts", "_update_prompts", "_get_prompt_modules", "model_post_init")
+"""Further methods of such classes, which no query calls."""

