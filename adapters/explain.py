@@ -27,7 +27,7 @@ from teola_plugin.passes import Optimised, PassContext, ready_times
 from teola_plugin.passes.decoding_pipelining import leaf_primitives
 from teola_plugin.pool import EnginePool
 from teola_plugin.tracer.draft import CreatedModel, TraceResult
-from teola_plugin.tracer.functions.pruning import is_user_code
+from teola_plugin.tracer.leaf import is_user_code
 
 _K = PrimitiveKind
 _TRACE_TIMEOUT_S = 5.0

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from teola_plugin.graph import Component, DraftText, Effect
+from teola_plugin.graph import Component, DraftText, Effect, Role
 from teola_plugin.requests.payloads import Chunk, Generate, Generation, Hit
 
 PERMISSION = Effect("permission")
 """Read by calls of the user's own models: user code, which may touch anything, grants it by not raising."""
 RUN_TIME_EFFECTS = (PERMISSION,)
 """Effects of an OPAQUE component that stands for a value which code without side effects computes at run time."""
+USER_CODE = (Role.OPAQUE, Role.TOOL)
 _OWN_STORE = "store:"
 
 
@@ -174,3 +175,8 @@ Leaf = (
     | EmbeddingLeaf
     | WrappedLeaf
 )
+
+
+def is_user_code(component: Component) -> bool:
+    """Return True for code that may do anything, so not for code that computes a value at run time and only reads."""
+    return component.role in USER_CODE and component.effects != RUN_TIME_EFFECTS

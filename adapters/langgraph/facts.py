@@ -35,14 +35,14 @@ from teola_plugin.tracer.draft import Draft, TraceResult
 from teola_plugin.tracer.functions import Fields, FindLeaves, Symbol
 from teola_plugin.tracer.functions.frames import to_plain_function
 from teola_plugin.tracer.functions.lookup import is_framework_code
-from teola_plugin.tracer.functions.pruning import is_user_code, uses_engine
+from teola_plugin.tracer.functions.pruning import uses_engine
 from teola_plugin.tracer.functions.pure_expressions import STATE, Answer, Condition
 from teola_plugin.tracer.functions.symbols import Unknown
 from teola_plugin.tracer.langchain.classes import leaf_of
 from teola_plugin.tracer.langgraph.lookahead import ARGUMENT, lookahead, lower_node
 from teola_plugin.tracer.langgraph.shape import ROOT, Branch, GraphShape, NodeShape, shape_of
 from teola_plugin.tracer.langgraph.updates import EMPTY_NODE, LoweredNode
-from teola_plugin.tracer.leaf import GenerationLeaf
+from teola_plugin.tracer.leaf import GenerationLeaf, is_user_code
 from teola_plugin.tracer.report import Level
 from teola_plugin.tracer.source import source_of
 

@@ -24,7 +24,7 @@ from teola_plugin.tracer.draft import Draft, Span, mark_fallible
 from teola_plugin.tracer.functions.frames import BlockExit, CallFrame, OutOfFuel, SharedContext, enter_call
 from teola_plugin.tracer.functions.lookup import note_environment
 from teola_plugin.tracer.functions.mutations import Mutations, assigned_names, mutated_names
-from teola_plugin.tracer.functions.pruning import is_user_code, prune_body
+from teola_plugin.tracer.functions.pruning import prune_body
 from teola_plugin.tracer.functions.pure_expressions import (
     NAME_PREFIX,
     compile_pure,
@@ -58,7 +58,7 @@ from teola_plugin.tracer.functions.symbols import (
 from teola_plugin.tracer.langchain.classes import unwrap_accelerated
 from teola_plugin.tracer.langchain.leaves import lower_leaf
 from teola_plugin.tracer.langchain.trace import FindLeaf, trace_into
-from teola_plugin.tracer.leaf import RUN_TIME_EFFECTS, EmbeddingLeaf, WrappedLeaf
+from teola_plugin.tracer.leaf import RUN_TIME_EFFECTS, EmbeddingLeaf, WrappedLeaf, is_user_code
 from teola_plugin.tracer.purity.purity import is_plain, plain_size
 from teola_plugin.tracer.source import Definition
 from teola_plugin.tracer.symbols import NotUnderstood, Prompted, Record, Value

@@ -7,20 +7,14 @@ from dataclasses import replace
 
 from teola_plugin.graph import ITEM, Component, Ref, Role
 from teola_plugin.tracer.draft import Draft, Names, Span
-from teola_plugin.tracer.leaf import RUN_TIME_EFFECTS, searches_own_store
+from teola_plugin.tracer.leaf import is_user_code, searches_own_store
 
-_USER_CODE = (Role.OPAQUE, Role.TOOL)
 EMPTY_SPAN = Span()
 
 
 def uses_engine(component: Component) -> bool:
     """Return True if the component, or the body that it runs, sends requests to an engine."""
     return bool(component.engine or component.embedder) or component.body is not None
-
-
-def is_user_code(component: Component) -> bool:
-    """Return True for code that may do anything, so not for code that computes a value at run time and only reads."""
-    return component.role in _USER_CODE and component.effects != RUN_TIME_EFFECTS
 
 
 def prune_body(

@@ -37,7 +37,7 @@ from teola_plugin.tracer.functions.frames import find_leaves_called
 from teola_plugin.tracer.functions.loops import flatten_field
 from teola_plugin.tracer.functions.mutations import Mutations
 from teola_plugin.tracer.functions.operations import read_key
-from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, is_user_code, prune_body
+from teola_plugin.tracer.functions.pruning import EMPTY_SPAN, prune_body
 from teola_plugin.tracer.functions.pure_expressions import STATE, Decide
 from teola_plugin.tracer.functions.symbols import Unknown, known_value, to_symbol
 from teola_plugin.tracer.langchain.classes import is_search
@@ -62,6 +62,7 @@ from teola_plugin.tracer.langgraph.updates import (
     are_requests,
     updated_value,
 )
+from teola_plugin.tracer.leaf import is_user_code
 from teola_plugin.tracer.lookahead import lookahead_of_arms
 from teola_plugin.tracer.report import TraceNode
 from teola_plugin.tracer.symbols import Prompted, Record, Value

@@ -20,9 +20,9 @@ from teola_plugin.runtime.query_run import during
 from teola_plugin.tracer.draft import Draft
 from teola_plugin.tracer.functions import Fields, FunctionInterpreter, Instance, Symbol, materialize, summarize_function
 from teola_plugin.tracer.functions.lookup import DataGuards
-from teola_plugin.tracer.functions.pruning import is_user_code
 from teola_plugin.tracer.functions.symbols import producers
 from teola_plugin.tracer.functions.trace import first_parameter
+from teola_plugin.tracer.leaf import is_user_code
 from teola_plugin.tracer.llamaindex.classes import is_framework_class, written_method
 from teola_plugin.tracer.llamaindex.lowering import CodeGuard, Lowering, SymbolicAnswer, SymbolicQuery, Value
 from teola_plugin.tracer.llamaindex.model_calls import require_one_model

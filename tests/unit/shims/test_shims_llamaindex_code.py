@@ -59,6 +59,7 @@ from teola_plugin.shims.llamaindex import (
     silent_calls,
 )
 from teola_plugin.shims.llamaindex import synthesizers as writers
+from teola_plugin.shims.llamaindex.records import Unreadable
 from teola_plugin.tracer.llamaindex import model_calls
 
 ASKED = "what is there"
@@ -526,3 +527,29 @@ def test_text_of_an_answer_that_only_calls_tools_holds_the_answer() -> None:
 def test_text_of_an_answer_is_what_the_model_wrote() -> None:
     response = ChatResponse(message=ChatMessage(role="assistant", content="oats"))
     assert silent_calls.text_of_answer(response) == "oats"
+
+
+def test_llm_with_a_method_of_its_own_has_own_structured_code() -> None:
+    class OwnLLM(MockLLM):
+        def structured_predict(self, *args: Any, **kwargs: Any) -> Any:
+            return None
+
+    assert silent_calls.has_own_structured_code(OwnLLM())
+    assert not silent_calls.has_own_structured_code(MockLLM())
+
+
+def test_code_that_runs_silently_returns_its_result_and_must_not_wait() -> None:
+    async def give() -> str:
+        return "oats"
+
+    class Waiting:
+        def __await__(self) -> Any:
+            yield
+
+    async def wait() -> None:
+        await Waiting()
+
+    assert silent_calls.run_silently(lambda: "oats") == "oats"
+    assert silent_calls.run_silently(give) == "oats"
+    with pytest.raises(Unreadable):
+        silent_calls.run_silently(wait)
