@@ -70,9 +70,9 @@ def dropped_waits(name: str, source: Graph, graph: Graph) -> frozenset[str]:
 def left_in_place(graph: Graph) -> frozenset[str]:
     """Return the primitives that are left to the original: the first calls behind user code inside a function, and
     what waits for such code where no later call shows that it has ended."""
-    ending = {name for p in graph for name in p.attributes.ends}
-    endless = {p.id for p in graph if p.kind is PrimitiveKind.OPAQUE and not p.inputs and p.id not in ending}
-    return frozenset(p.id for p in graph if p.attributes.ends or graph.ancestors[p.id] & endless)
+    code = {p.id for p in graph if p.kind is PrimitiveKind.OPAQUE and not p.inputs}
+    never_observed = code - graph.observed_to_end
+    return frozenset(p.id for p in graph if p.attributes.ends or graph.ancestors[p.id] & never_observed)
 
 
 def sites_that_start_sooner(source: Graph, graph: Graph) -> Iterator[str]:

@@ -108,8 +108,8 @@ def sites_that_gain(optimised: Optimised, take_equal_time: Callable[[str, str], 
 
 
 def mapped_sites_that_gain(optimised: Optimised) -> Iterator[str]:
-    """Yield the sites in bodies of `.map()` whose calls start sooner: before steps in front of the list, or before the
-    step in front of them was made for all items."""
+    """Yield the sites in bodies of `.map()` whose calls start sooner. They no longer wait for steps before the list, or
+    until the previous step of the body has ended for all items."""
     source, graph = optimised.source, optimised.graph
     for p in graph if source is not None else ():
         assert source is not None

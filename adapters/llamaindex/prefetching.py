@@ -99,7 +99,9 @@ def find_scope(target: Any) -> CallScope | None:
     """Return the scope in which a provider method of `target` is called here; None outside every query."""
     scope, targets = original_scope.get() or (None, ())
     is_called = targets.has(target) if isinstance(targets, _CalledObjects) else id(target) in targets
-    return None if executing.get() is target else scope if is_called else scope_in_place.get()
+    if executing.get() is target:
+        return None
+    return scope if is_called else scope_in_place.get()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,15 +207,21 @@ class Graph:
 
         The graph without these is closed: no other primitive has a parent among them. A FOLD whose first value waits
         for user code may be expanded before that code ran, so the FOLD and its ancestors are not included. Nor is code
-        of which a call shows that it has ended (`Attributes.ends`).
+        of which a call shows that it has ended (`observed_to_end`).
         """
         blocked: set[str] = set()
-        ending = {name for p in self._order for name in p.attributes.ends}
         for p in self._order:
-            if (p.kind in IMPURE_KINDS and p.id not in ending) or not blocked.isdisjoint(self._parents[p.id]):
+            if (p.kind in IMPURE_KINDS and p.id not in self.observed_to_end) or not blocked.isdisjoint(
+                self._parents[p.id]
+            ):
                 blocked.add(p.id)
         folds = [name for name in blocked if self._by_id[name].kind is PrimitiveKind.FOLD]
         return frozenset(blocked.difference(folds, *[self.ancestors[name] for name in folds]))
+
+    @cached_property
+    def observed_to_end(self) -> frozenset[str]:
+        """The ids of the user code of which a later call shows that it has ended (`Attributes.ends`)."""
+        return frozenset([name for p in self for name in p.attributes.ends])
 
     @cached_property
     def external_reads(self) -> frozenset[str]:

@@ -10,6 +10,7 @@ from langchain.chat_models import init_chat_model
 from langgraph.graph import END, START, StateGraph
 
 from support.openai_stub import OpenAIStub
+from support.slow_answers import SlowAnswers
 
 LATENCY_S = 0.05
 Settings = dict[str, Any]
@@ -46,22 +47,15 @@ def load_chat_model(name: str, url: str, key: str = "k") -> Any:
     return init_chat_model(model, model_provider=provider, base_url=url, api_key=key)
 
 
-class Answers:
-    """The answers of a provider with a latency, which notes how many requests it answers at the same time."""
+class Answers(SlowAnswers):
+    """Answers as text, or as JSON where the prompt asks for it."""
 
-    def __init__(self) -> None:
-        self.running = self.most_at_once = 0
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.running += 1
-        self.most_at_once = max(self.most_at_once, self.running)
-        time.sleep(LATENCY_S)
-        self.running -= 1
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = str(body["messages"][-1]["content"])
         return {"content": '{"text": "a note"}' if prompt.startswith("json") else f"answer to {prompt}"}
 
 
-answers = Answers()
+answers = Answers(LATENCY_S)
 
 
 def requests_of(stub: OpenAIStub, graph: Any, way: str, settings: Settings) -> tuple[Any, list[str], int]:

@@ -36,36 +36,21 @@ from teola_plugin.tracer.functions.symbols import (
     word_set,
 )
 
-
-def is_runnable(value: object) -> bool:
-    """Return True for a Runnable. Runs no code of the user's."""
-    return is_instance(value, Runnable)
-
-
 _SPLITTER = "langchain_text_splitters.character.RecursiveCharacterTextSplitter"
 """The class of splitters that only compute. Others may load a tokenizer, or log that a chunk is too long."""
-
 
 _MODEL_INITIALIZERS = (
     "langchain.chat_models.base.init_chat_model",
     "langchain_classic.chat_models.base.init_chat_model",
 )
 
-
 _PROVIDERS = ("openai", "azure_openai")
 """Providers whose models open no connection when they are made."""
 
-
 _GRAPH_CLASSES = ("langgraph.types.Command", "langgraph.types.Send")
-
 
 _POSITIONAL_FIELDS = {"Send": ("node", "arg"), "Command": (), "Document": ("page_content",)}
 """The fields that a data class takes as positional arguments; a message takes its content."""
-
-
-def is_splitter_class(kind: Any) -> bool:
-    return is_instance(kind, type) and f"{kind.__module__}.{kind.__qualname__}" == _SPLITTER
-
 
 _BUILDER_METHODS = word_set(
     "as_retriever assign bind bind_tools from_messages from_template map partial pick pipe with_config with_fallbacks",
@@ -73,16 +58,22 @@ _BUILDER_METHODS = word_set(
 )
 """Methods that make an object of the framework from another, and do nothing else."""
 
-
 _PURE_FUNCTIONS = (operator.itemgetter, operator.attrgetter, SecretStr, string.Template)
 """Pure functions and classes outside of the framework that prompts, chains and models are written with."""
-
 
 _METACLASS_MODULES = ("abc", "enum", "pydantic", "typing", "typing_extensions")
 """Where the metaclasses come from of classes that describe what a model writes."""
 
-
 _SAFE_TYPES = (FunctionType, MethodType, type(len), operator.itemgetter, operator.attrgetter, SecretStr)
+
+
+def is_runnable(value: object) -> bool:
+    """Return True for a Runnable. Runs no code of the user's."""
+    return is_instance(value, Runnable)
+
+
+def is_splitter_class(kind: Any) -> bool:
+    return is_instance(kind, type) and f"{kind.__module__}.{kind.__qualname__}" == _SPLITTER
 
 
 def build(

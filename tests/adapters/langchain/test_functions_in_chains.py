@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +21,7 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from pydantic import BaseModel
 from support.hosted_model import LATENCY_S, HostedModel
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -430,25 +430,15 @@ def test_step_after_a_function_raises_the_originals_error() -> None:
 # ------------------------------------------------------------ requests on a server
 
 
-class Answers:
-    """Answers requests after a while, and counts how many are under way at most."""
+class Answers(SlowAnswers):
+    """Answers as text, or as JSON where a request asks for it."""
 
-    def __init__(self) -> None:
-        self.most_at_once = self._running = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            self._running += 1
-            self.most_at_once = max(self.most_at_once, self._running)
-        time.sleep(LATENCY_S)
-        with self._lock:
-            self._running -= 1
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         text = f"answer to {body['messages'][-1]['content']}"
         return {"content": json.dumps({"text": text}) if "response_format" in body else text}
 
 
-answers = Answers()
+answers = Answers(LATENCY_S)
 
 
 @pytest.fixture(scope="module")

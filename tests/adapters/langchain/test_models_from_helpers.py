@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property, lru_cache
@@ -13,6 +12,7 @@ import pytest
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_openai import ChatOpenAI
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -20,25 +20,7 @@ GetModel = Callable[[], Any]
 LATENCY_S = 0.1
 
 
-class Answers:
-    """Answers after a latency, and notes how many calls are under way at most."""
-
-    def __init__(self) -> None:
-        self.most_at_once = 0
-        self._running = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            self._running += 1
-            self.most_at_once = max(self.most_at_once, self._running)
-        time.sleep(LATENCY_S)
-        with self._lock:
-            self._running -= 1
-        return {"content": f"answer to {body['messages'][-1]['content']}"}
-
-
-answers = Answers()
+answers = SlowAnswers(LATENCY_S)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
@@ -19,6 +18,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import create_react_agent
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -41,18 +41,11 @@ def look_up(word: str) -> str:
     return f"{word} is a word"
 
 
-class Answers:
-    """Answers after a while, and notes how many requests are answered at the same time."""
+class Answers(SlowAnswers):
+    """Calls a tool in the first answer of an agent."""
 
-    def __init__(self) -> None:
-        self.running = self.most_at_once = 0
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a call of the tool for a request with tools that has no result yet, else a text."""
-        self.running += 1
-        self.most_at_once = max(self.most_at_once, self.running)
-        time.sleep(LATENCY_S)
-        self.running -= 1
         last = body["messages"][-1]
         if last["role"] != "tool" and body.get("tools"):
             call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "oats"}'}}
@@ -60,7 +53,7 @@ class Answers:
         return {"content": f"answer to {last['content']}"}
 
 
-answers = Answers()
+answers = Answers(LATENCY_S)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NamedTuple
 
@@ -19,6 +17,7 @@ from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, interrupt
 from pydantic import SecretStr
 from support.openai_stub import MODEL, OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -26,22 +25,13 @@ LATENCY_S = 0.1
 KINDS = ("history", "price", "taste")
 
 
-class Answers:
-    """Calls each tool once in the first answer of an agent. Notes how many requests are answered at the same time."""
+class Answers(SlowAnswers):
+    """Calls each tool once in the first answer of an agent."""
 
-    def __init__(self) -> None:
-        self.running = self.most_at_once = 0
-        self.refused = ""
-        """Requests with this text are refused."""
-        self._lock = threading.Lock()
+    refused = ""
+    """Requests with this text are refused."""
 
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            self.running += 1
-            self.most_at_once = max(self.most_at_once, self.running)
-        time.sleep(LATENCY_S)
-        with self._lock:
-            self.running -= 1
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         text = str(body["messages"][-1]["content"])
         if self.refused and self.refused in text:
             return {"status": 400}
@@ -60,7 +50,7 @@ def _call_of(function: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-answers = Answers()
+answers = Answers(LATENCY_S)
 Build = Callable[[ChatOpenAI], Any]
 
 

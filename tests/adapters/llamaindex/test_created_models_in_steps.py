@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai_like import OpenAILike
 from support.hosted_steps import called, run_with_events
 from support.openai_stub import OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -33,20 +33,10 @@ LATENCY_S = 0.15
 QUESTIONS = ["what grows", "what is sown", "what is reaped"]
 
 
-class HostedAnswers:
-    """Answers requests after a latency, and counts how many are under way at most."""
+class HostedAnswers(SlowAnswers):
+    """Answers, and refuses what says that it is refused."""
 
-    def __init__(self) -> None:
-        self.most_at_once = self._running = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            self._running += 1
-            self.most_at_once = max(self.most_at_once, self._running)
-        time.sleep(LATENCY_S)
-        with self._lock:
-            self._running -= 1
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["messages"][-1]["content"]
         return {"status": 400} if "refused" in str(prompt) else {"content": f"answer to {prompt}"}
 
@@ -73,7 +63,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    answers = HostedAnswers()
+    answers = HostedAnswers(LATENCY_S)
     with openai_stub(answers) as stub:
         monkeypatch.setenv("OPENAI_API_BASE", stub.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "key")

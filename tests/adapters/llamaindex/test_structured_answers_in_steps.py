@@ -17,6 +17,7 @@ from llama_index.llms.openai import OpenAI
 from pydantic import BaseModel, Field, field_validator
 from support.hosted_steps import HostedLLM, called
 from support.openai_stub import OpenAIStub, openai_stub
+from support.slow_answers import SlowAnswers
 
 from teola_plugin import accelerate
 
@@ -56,17 +57,10 @@ class NumberedClaim(BaseModel):
     number: int = Field(default_factory=time.perf_counter_ns)
 
 
-class Answers:
-    """Answers with claims, as text or as calls of tools, and counts how many requests are under way at most."""
+class Answers(SlowAnswers):
+    """Answers with claims, as text or as calls of tools."""
 
-    def __init__(self) -> None:
-        self.most_at_once = self._running = 0
-
-    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._running += 1
-        self.most_at_once = max(self.most_at_once, self._running)
-        time.sleep(LATENCY_S)
-        self._running -= 1
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = str(body["messages"][-1]["content"])
         if "refused" in prompt:
             return {"status": 400}
@@ -102,7 +96,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    answers = Answers()
+    answers = Answers(LATENCY_S)
     with openai_stub(answers) as stub:
         yield Server(stub, answers)
 
